@@ -10,7 +10,6 @@
 #include <cerrno>
 #include <cstring>
 #include <nlohmann/json.hpp>
-#include <string_view>
 #include <utility>
 
 #include "base/unique_fd.h"

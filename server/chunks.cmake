@@ -9,9 +9,7 @@ kvs_library(kvs_chunks
   chunks/room/engine_recalls.cc
   chunks/room/room_state.cc
   chunks/chunk_door.cc
-  chunks/chunk_processes.cc
   chunks/chunk_server.cc
-  chunks/chunk_sums.cc
   chunks/chunk_tiers.cc
   LIBS kvs_memory kvs_checksum kvs_sockets kvs_telemetry kvs_base Threads::Threads)
 target_link_libraries(kvs_chunks PRIVATE OpenSSL::Crypto)

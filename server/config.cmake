@@ -21,6 +21,5 @@ kvs_library(kvs_config
   config/config_reload.cc
   config/config_remote.cc
   config/pool_memory.cc
-  config/start_memory.cc
   LIBS kvs_attach kvs_http kvs_work kvs_kernels)
 target_link_libraries(kvs_config PRIVATE PkgConfig::TOMLPLUSPLUS)

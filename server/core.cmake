@@ -8,15 +8,13 @@ pkg_check_modules(HWLOC REQUIRED IMPORTED_TARGET hwloc)
 
 kvs_library(kvs_memory
   memory/cgroup.cc
-  memory/copy_between.cc
   memory/cuda_device.cc
   memory/cuda_tensor.cc
   memory/emulated_device.cc
   memory/extent_allocator.cc
-  memory/failing_resource.cc
   memory/host_memory.cc
-  memory/limiting_resource.cc
   memory/memfd_tensor.cc
+  memory/memory_resource.cc
   memory/numa_topology.cc
   memory/sealed_memfd.cc
   LIBS kvs_kernels kvs_base)
@@ -61,11 +59,9 @@ kvs_library(kvs_store
   store/pages/prefix_index.cc
   store/pages/prefix_key.cc
   store/pages/series.cc
-  store/requests/answers.cc
   store/requests/imported_tensors.cc
   store/books/capacity.cc
   store/books/devices.cc
-  store/books/model_table.cc
   store/books/plans.cc
   store/books/segments.cc
   store/books/sequence.cc

@@ -16,7 +16,6 @@ file(READ web/status.html KVS_STATUS_HTML)
 configure_file(web/status_html.cc.in web/status_html.cc @ONLY)
 kvs_library(kvs_web
   web/health.cc
-  web/local_request.cc
   web/metrics.cc
   web/pages.cc
   web/status.cc
@@ -26,7 +25,6 @@ kvs_library(kvs_web
 
 kvs_library(kvs_nodes
   nodes/cluster_view.cc
-  nodes/node_address.cc
   nodes/node_credentials.cc
   nodes/node_list.cc
   nodes/node_server.cc

@@ -4,13 +4,11 @@ find_library(KVS_GRPC_REFLECTION grpc++_reflection REQUIRED)
 kvs_library(kvs_rpc
   rpc/steps/cpu_steps.cc
   rpc/steps/gpu_steps.cc
-  rpc/steps/remote_memory.cc
   rpc/steps/remote_session.cc
   rpc/steps/work_queue.cc
   rpc/calls/call_records.cc
   rpc/calls/grpc_connections.cc
-  rpc/calls/library_log.cc
-  rpc/calls/malformed_requests.cc
+  rpc/calls/grpc_library.cc
   rpc/calls/prefix_messages.cc
   rpc/calls/refused_connections.cc
   rpc/calls/service_context.cc
@@ -20,7 +18,6 @@ kvs_library(kvs_rpc
   rpc/admin/admin_messages.cc
   rpc/admin/admin_service.cc
   rpc/admin/config_calls.cc
-  rpc/admin/engine_calls.cc
   rpc/admin/quota_calls.cc
   rpc/admin/recall_stream.cc
   rpc/admin/remote_calls.cc

@@ -2,8 +2,8 @@
 // SequenceTables: from a sequence's published table to addresses, on either transport: enters an
 // epoch, reads the table, has it grown where a step needs more, resolves what is new. TableMemory
 // is what a transport does in its own way; its two kinds are LinkedMemory
-// (client/linked/linked_memory.h: arenas that the process mapped, the store behind a ring) and
-// RemoteMemory (server/rpc/steps/remote_memory.h: the daemon's own arenas and store).
+// (client/linked/linked_session.h: arenas that the process mapped, the store behind a ring) and
+// RemoteMemory (server/rpc/steps/remote_session.h: the daemon's own arenas and store).
 // tests/e2e/transports_test.cc holds both to the same behaviour.
 //
 // Ownership: borrows the memory and the segments. Addresses are valid while the epoch of the Enter

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/abi/abi_arguments.h"
-
 #include <errno.h>
 
 #include <string>
+
+#include "client/abi/abi_call.h"
 
 namespace kvstrata::client {
 namespace {

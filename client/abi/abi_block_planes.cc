@@ -44,15 +44,6 @@ Result<uint64_t> WorkspaceBytes(const Plan& plan, const BlockPlanesShape& shape)
 
 TokenRows RowsOf(const kvs_planes_rows& rows) { return {rows.data, rows.stride}; }
 
-template <typename F>
-int WithBlockPlanes(kvs_block_planes* handle, F body) {
-  return Guarded([&]() -> Status {
-    KVS_RETURN_IF_ERROR(NotNull("planes", handle));
-    KVS_ASSIGN_OR_RETURN(const std::shared_ptr<BlockPlanesHandle> found, FindBlockPlanes(handle));
-    return body(*found->planes);
-  });
-}
-
 }  // namespace
 }  // namespace kvstrata::client
 
@@ -80,21 +71,21 @@ int kvs_block_planes_open(const char* plan, const kvs_planes_shape* shape, kvs_b
     KVS_ASSIGN_OR_RETURN(const BlockPlanesShape of, ReadShape(shape));
     KVS_ASSIGN_OR_RETURN(const cuda::CudaOps* ops, cuda::LoadCudaOps());
     KVS_ASSIGN_OR_RETURN(std::unique_ptr<BlockPlanes> made, BlockPlanes::Make(read, of, *ops));
-    *out = AddBlockPlanes(std::move(made));
+    *out = AddBlocks(std::move(made));
     return OkStatus();
   });
 }
 
 int kvs_block_planes_bind(kvs_block_planes* planes, const uint64_t* layers, size_t n,
                           void* workspace) {
-  return WithBlockPlanes(planes, [&](BlockPlanes& p) -> Status {
+  return WithBlocks("planes", planes, [&](BlockPlanes& p) -> Status {
     KVS_RETURN_IF_ERROR(ArrayOf("layers", layers, n, kMaxLayers));
     return p.Bind({layers, n}, workspace);
   });
 }
 
 int kvs_block_planes_begin(kvs_block_planes* planes, const kvs_planes_batch* batch, void* stream) {
-  return WithBlockPlanes(planes, [&](BlockPlanes& p) -> Status {
+  return WithBlocks("planes", planes, [&](BlockPlanes& p) -> Status {
     KVS_RETURN_IF_ERROR(NotNull("batch", batch));
     KVS_ASSIGN_OR_RETURN(const kvs_planes_batch from,
                          Grown("kvs_planes_batch", batch, sizeof(kvs_planes_batch)));
@@ -113,7 +104,7 @@ int kvs_block_planes_begin(kvs_block_planes* planes, const kvs_planes_batch* bat
 int kvs_block_planes_decode(kvs_block_planes* planes, int32_t layer, kvs_planes_rows q,
                             kvs_planes_rows k, kvs_planes_rows v, void* out, int32_t rows,
                             void* stream) {
-  return WithBlockPlanes(planes, [&](BlockPlanes& p) -> Status {
+  return WithBlocks("planes", planes, [&](BlockPlanes& p) -> Status {
     KVS_RETURN_IF_ERROR(NotNull("out", out));
     return p.Decode(layer, {RowsOf(q), RowsOf(k), RowsOf(v)}, out, rows, stream);
   });
@@ -122,9 +113,9 @@ int kvs_block_planes_decode(kvs_block_planes* planes, int32_t layer, kvs_planes_
 int kvs_block_planes_prompt(kvs_block_planes* planes, int32_t layer, int32_t row, int32_t before,
                             int32_t count, kvs_planes_rows k, kvs_planes_rows v, void* all_k,
                             void* all_v, void* stream) {
-  return WithBlockPlanes(planes, [&](BlockPlanes& p) -> Status {
+  return WithBlocks("planes", planes, [&](BlockPlanes& p) -> Status {
     return p.Prompt(layer, {row, before, count, RowsOf(k), RowsOf(v)}, {all_k, all_v}, stream);
   });
 }
 
-void kvs_block_planes_close(kvs_block_planes* planes) { EndBlockPlanes(planes); }
+void kvs_block_planes_close(kvs_block_planes* planes) { EndBlocks(planes); }

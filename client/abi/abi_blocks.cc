@@ -3,7 +3,6 @@
 // has the rest. It needs no daemon, so it is the same for both transports.
 #include <cstddef>
 #include <memory>
-#include <string>
 #include <utility>
 
 #include "client/abi/abi_call.h"
@@ -30,16 +29,6 @@ Result<BlockShape> ReadShape(const kvs_block_shape* caller) {
   shape.max_decodes = from.max_decodes;
   shape.max_tokens = from.max_tokens;
   return shape;
-}
-
-template <typename F>
-int WithBlockAttention(kvs_block_attention* handle, F body) {
-  return Guarded([&]() -> Status {
-    KVS_RETURN_IF_ERROR(NotNull("attention", handle));
-    KVS_ASSIGN_OR_RETURN(const std::shared_ptr<BlockAttentionHandle> found,
-                         FindBlockAttention(handle));
-    return body(*found->attention);
-  });
 }
 
 }  // namespace
@@ -73,14 +62,14 @@ int kvs_block_attention_open(const char* plan, const kvs_block_shape* shape,
     needs->workspace_bytes = static_cast<uint64_t>(made->workspace_bytes());
     needs->unit_tokens = made->unit_tokens();
     needs->min_tokens = made->min_tokens();
-    *out = AddBlockAttention(std::move(made));
+    *out = AddBlocks(std::move(made));
     return OkStatus();
   });
 }
 
 int kvs_block_attention_bind(kvs_block_attention* attention, const uint64_t* layers, size_t n,
                              void* workspace) {
-  return WithBlockAttention(attention, [&](BlockAttention& a) -> Status {
+  return WithBlocks("attention", attention, [&](BlockAttention& a) -> Status {
     KVS_RETURN_IF_ERROR(ArrayOf("layers", layers, n, kMaxLayers));
     return a.Bind({layers, n}, workspace);
   });
@@ -88,7 +77,7 @@ int kvs_block_attention_bind(kvs_block_attention* attention, const uint64_t* lay
 
 int kvs_block_attention_begin(kvs_block_attention* attention, const kvs_block_batch* batch,
                               void* stream) {
-  return WithBlockAttention(attention, [&](BlockAttention& a) -> Status {
+  return WithBlocks("attention", attention, [&](BlockAttention& a) -> Status {
     KVS_RETURN_IF_ERROR(NotNull("batch", batch));
     KVS_ASSIGN_OR_RETURN(const kvs_block_batch from,
                          Grown("kvs_block_batch", batch, offsetof(kvs_block_batch, sampled)));
@@ -105,7 +94,7 @@ int kvs_block_attention_begin(kvs_block_attention* attention, const kvs_block_ba
 
 int kvs_block_attention_attend(kvs_block_attention* attention, int32_t layer, const void* q,
                                int64_t q_stride, void* out, int32_t rows, void* stream) {
-  return WithBlockAttention(attention, [&](BlockAttention& a) -> Status {
+  return WithBlocks("attention", attention, [&](BlockAttention& a) -> Status {
     KVS_RETURN_IF_ERROR(NotNull("q", q));
     KVS_RETURN_IF_ERROR(NotNull("out", out));
     return a.Attend(layer, {q, q_stride}, out, rows, stream);
@@ -114,7 +103,7 @@ int kvs_block_attention_attend(kvs_block_attention* attention, int32_t layer, co
 
 int kvs_block_attention_audit(kvs_block_attention* attention, int32_t layer, float* outputs,
                               float* lse, void* stream) {
-  return WithBlockAttention(attention, [&](BlockAttention& a) -> Status {
+  return WithBlocks("attention", attention, [&](BlockAttention& a) -> Status {
     KVS_RETURN_IF_ERROR(NotNull("outputs", outputs));
     KVS_RETURN_IF_ERROR(NotNull("lse", lse));
     return a.Audit(layer, {outputs, lse}, stream);
@@ -123,10 +112,10 @@ int kvs_block_attention_audit(kvs_block_attention* attention, int32_t layer, flo
 
 int kvs_block_attention_index(kvs_block_attention* attention, const int32_t* blocks, size_t n,
                               void* stream) {
-  return WithBlockAttention(attention, [&](BlockAttention& a) -> Status {
+  return WithBlocks("attention", attention, [&](BlockAttention& a) -> Status {
     KVS_RETURN_IF_ERROR(ArrayOf("blocks", blocks, n, kMaxTokens));
     return a.Index(blocks, static_cast<int32_t>(n), stream);
   });
 }
 
-void kvs_block_attention_close(kvs_block_attention* attention) { EndBlockAttention(attention); }
+void kvs_block_attention_close(kvs_block_attention* attention) { EndBlocks(attention); }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/abi/abi_handles.h"
-
 #include <pthread.h>
 #include <unistd.h>
 
 #include <mutex>
 #include <unordered_map>
 #include <utility>
+
+#include "client/abi/abi_call.h"
 
 namespace kvstrata::client {
 namespace {
@@ -19,8 +19,8 @@ struct Registry {
   uintptr_t next = 0;
   ByNumber<SessionHandle> sessions;
   ByNumber<StepHandle> steps;
-  ByNumber<BlockAttentionHandle> block_attentions;
-  ByNumber<BlockPlanesHandle> block_planes;
+  ByNumber<BlocksHandle<BlockAttention>> block_attentions;
+  ByNumber<BlocksHandle<BlockPlanes>> block_planes;
 };
 
 // Never destroyed: calls may come while the process exits.
@@ -106,30 +106,27 @@ kvs_step* AddStep(std::shared_ptr<SessionHandle> session, std::unique_ptr<Sessio
   return reinterpret_cast<kvs_step*>(Add(&Registry::steps, std::move(handle)));
 }
 
-kvs_block_attention* AddBlockAttention(std::unique_ptr<BlockAttention> attention) {
-  return AddOwned<kvs_block_attention>(&Registry::block_attentions,
-                                       BlockAttentionHandle{std::move(attention), getpid()});
+kvs_block_attention* AddBlocks(std::unique_ptr<BlockAttention> attention) {
+  return AddOwned<kvs_block_attention>(
+      &Registry::block_attentions, BlocksHandle<BlockAttention>{std::move(attention), getpid()});
 }
 
-void EndBlockAttention(const kvs_block_attention* handle) {
-  End(&Registry::block_attentions, handle);
-}
-
-kvs_block_planes* AddBlockPlanes(std::unique_ptr<BlockPlanes> planes) {
+kvs_block_planes* AddBlocks(std::unique_ptr<BlockPlanes> attention) {
   return AddOwned<kvs_block_planes>(&Registry::block_planes,
-                                    BlockPlanesHandle{std::move(planes), getpid()});
+                                    BlocksHandle<BlockPlanes>{std::move(attention), getpid()});
 }
 
-Result<std::shared_ptr<BlockPlanesHandle>> FindBlockPlanes(const kvs_block_planes* handle) {
-  return Find(&Registry::block_planes, handle, "planes");
-}
-
-void EndBlockPlanes(const kvs_block_planes* handle) { End(&Registry::block_planes, handle); }
-
-Result<std::shared_ptr<BlockAttentionHandle>> FindBlockAttention(
+Result<std::shared_ptr<BlocksHandle<BlockAttention>>> FindBlocks(
     const kvs_block_attention* handle) {
   return Find(&Registry::block_attentions, handle, "attention");
 }
+
+Result<std::shared_ptr<BlocksHandle<BlockPlanes>>> FindBlocks(const kvs_block_planes* handle) {
+  return Find(&Registry::block_planes, handle, "planes");
+}
+
+void EndBlocks(const kvs_block_attention* handle) { End(&Registry::block_attentions, handle); }
+void EndBlocks(const kvs_block_planes* handle) { End(&Registry::block_planes, handle); }
 
 Result<std::shared_ptr<SessionHandle>> FindSession(const kvs_session* handle) {
   return Find(&Registry::sessions, handle, "session");

@@ -9,7 +9,7 @@
 
 #include "client/cli/connection.h"
 #include "client/cli/invocation.h"
-#include "client/cli/progress_line.h"
+#include "client/cli/terminal.h"
 
 namespace kvstrata::cli {
 namespace {

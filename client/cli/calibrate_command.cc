@@ -8,10 +8,9 @@
 #include <memory>
 
 #include "client/cli/calibrate.h"
-#include "client/cli/calibrated_plans.h"
 #include "client/cli/calibration_document.h"
 #include "client/cli/invocation.h"
-#include "client/cli/progress_line.h"
+#include "client/cli/terminal.h"
 #include "kvstrata/kvstrata.h"
 
 namespace kvstrata::cli {

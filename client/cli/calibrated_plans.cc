@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/cli/calibrated_plans.h"
-
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdio>
 
+#include "client/cli/calibration_document.h"
 #include "client/cli/printer.h"
 
 namespace kvstrata::cli {

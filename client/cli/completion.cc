@@ -11,9 +11,7 @@
 #include <sstream>
 #include <vector>
 
-#include "client/cli/help_format.h"
 #include "client/cli/invocation.h"
-#include "client/cli/live_names.h"
 #include "proto/events.h"
 #include "proto/reasons.h"
 
@@ -25,7 +23,7 @@ struct Word {
   std::string description;
   bool value = false;  // an option that is followed by a value
   std::vector<std::string> choices;
-  std::string live;      // which names of the daemon: live_names.h
+  std::string live;      // which names of the daemon: completion.h
   bool repeats = false;  // an argument that may come again
 };
 // What may stand after the verbs of `path` ("", "seq", "seq map").

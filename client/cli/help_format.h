@@ -5,11 +5,9 @@
 #define KVSTRATA_CLIENT_CLI_HELP_FORMAT_H_
 
 #include <CLI/CLI.hpp>
-#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
-#include <vector>
 
 namespace kvstrata::cli {
 

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
-#include <functional>
 
 namespace kvstrata::cli {
 namespace {

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // __names KIND: what completions ask the daemon for, one name a line. Nobody waits long for a
 // completion, nor reads an error of one.
-#include "client/cli/live_names.h"
-
 #include <algorithm>
 #include <iostream>
 #include <memory>
 
 #include "client/cli/arguments.h"
+#include "client/cli/completion.h"
 #include "client/cli/connection.h"
 #include "client/cli/invocation.h"
 

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // kvstrata: the admin CLI. Parses, runs one verb, exits 0 .. 6 (docs/cli.md).
-#include <algorithm>
 #include <exception>
 #include <iostream>
 #include <string>
 
-#include "client/cli/help_format.h"
 #include "client/cli/invocation.h"
 #include "client/cli/list_fit.h"
 #include "client/cli/spelling.h"

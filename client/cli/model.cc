@@ -3,7 +3,6 @@
 #include <iostream>
 #include <memory>
 
-#include "client/cli/arguments.h"
 #include "client/cli/connection.h"
 #include "client/cli/invocation.h"
 

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/cli/packing_losses.h"
-
 #include <algorithm>
 #include <map>
 
-#include "client/cli/replay_session.h"
+#include "client/cli/calibrate.h"
 #include "client/cli/replay_stream.h"
 
 namespace kvstrata::cli {

@@ -7,6 +7,7 @@
 #define KVSTRATA_CLIENT_CLI_PAGE_GRID_H_
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -33,6 +34,15 @@ std::string ShadeGlyph(int shade, bool ascii);
 
 // Rows of cells with a label each, an empty line, and the legend.
 std::string DrawGrid(const std::vector<GridPage>& pages, const GridStyle& style);
+
+// `cells` glyphs, ·░▒▓█ or .1234: buckets from left to right, each cell in quarters of the most
+// selected one; · is nothing. A cell has the most selected of its buckets, so that none is missed.
+// "" without buckets. REQUIRES: cells > 0.
+std::string SelectionStrip(std::span<const uint32_t> selected, int cells, bool ascii);
+
+// Which part of its pages a layer of a step selected on average: 0 .. 1.
+// `selected` is summed over all pages, layers and steps.
+double SelectedShare(uint64_t selected, uint64_t pages, uint64_t layers, uint64_t steps);
 
 }  // namespace kvstrata::cli
 

@@ -8,7 +8,6 @@
 
 #include "client/cli/oracle.h"
 #include "client/cli/plan_text.h"
-#include "client/cli/replay_session.h"
 #include "client/cli/replay_stream.h"
 
 namespace kvstrata::cli {

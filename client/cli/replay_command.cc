@@ -6,8 +6,8 @@
 #include <memory>
 
 #include "client/cli/invocation.h"
-#include "client/cli/progress_line.h"
 #include "client/cli/replay.h"
+#include "client/cli/terminal.h"
 #include "kvstrata/kvstrata.h"
 
 namespace kvstrata::cli {

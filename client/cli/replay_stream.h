@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "base/status.h"
-#include "client/cli/replay_session.h"
 #include "client/cli/trace.h"
 #include "kvstrata/kvstrata.h"
 
@@ -48,6 +47,33 @@ struct InspectedArray {
   // The values, when the type is I32 or F32; else empty.
   std::vector<int32_t> Integers() const;
   std::vector<float> Floats() const;
+};
+
+// ReplaySession: attached to a daemon with the geometry of a trace registered as a model of its
+// own. Move-only; detaches when destroyed. Threads: one. Errors: those of the C ABI.
+
+// The calling thread's last failure; OK for KVS_OK.
+Status FromAbi(int code);
+
+class ReplaySession {
+ public:
+  // `layers`: how many of the trace's are replayed. `keep`: the daemon keeps pages and model when
+  // the session ends, as any model's.
+  static Result<ReplaySession> Attach(const std::string& socket, std::chrono::milliseconds timeout,
+                                      const Trace& trace, size_t layers, bool keep);
+
+  kvs_session* session() const { return session_.get(); }
+  kvs_model model() const { return model_; }
+
+ private:
+  struct Detach {
+    void operator()(kvs_session* session) const { kvs_detach(session); }
+  };
+  explicit ReplaySession(kvs_session* session) : session_(session) {}
+  Status Register(const TraceShape& shape, size_t layers, bool keep);
+
+  std::unique_ptr<kvs_session, Detach> session_;
+  kvs_model model_ = 0;
 };
 
 class ReplayStream {

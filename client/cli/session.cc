@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // session ls: who is attached.
-#include <iostream>
 
 #include "client/cli/connection.h"
 #include "client/cli/invocation.h"

@@ -10,7 +10,11 @@
 #ifndef KVSTRATA_CLIENT_CLI_TERMINAL_H_
 #define KVSTRATA_CLIENT_CLI_TERMINAL_H_
 
+#include <unistd.h>
+
 #include <chrono>
+#include <cstdint>
+#include <iostream>
 #include <memory>
 #include <string>
 #include <vector>
@@ -67,6 +71,20 @@ class Terminal {
   int Decode();
 
   std::string input_;  // bytes that were read and are no key yet
+};
+
+// ProgressLine: one line on a terminal's stderr, rewritten; nothing elsewhere.
+class ProgressLine {
+ public:
+  void operator()(const char* phase, int32_t done, int32_t of) const {
+    if (enabled_) std::cerr << "\r\x1b[K" << phase << " " << done << "/" << of << std::flush;
+  }
+  void Clear() const {
+    if (enabled_) std::cerr << "\r\x1b[K" << std::flush;
+  }
+
+ private:
+  const bool enabled_ = isatty(STDERR_FILENO) == 1;
 };
 
 }  // namespace kvstrata::cli

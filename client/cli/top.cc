@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <deque>
 #include <iostream>
-#include <iterator>
 #include <memory>
 #include <optional>
 #include <sstream>
@@ -18,8 +17,8 @@
 #include "client/cli/invocation.h"
 #include "client/cli/page_grid.h"
 #include "client/cli/terminal.h"
-#include "client/cli/top_frame.h"
 #include "client/cli/top_source.h"
+#include "client/cli/top_view.h"
 
 namespace kvstrata::cli {
 namespace {

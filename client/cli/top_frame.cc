@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/cli/top_frame.h"
-
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 
-#include "client/cli/selection_strip.h"
+#include "client/cli/page_grid.h"
 #include "client/cli/terminal.h"
+#include "client/cli/top_view.h"
 
 namespace kvstrata::cli {
 namespace {

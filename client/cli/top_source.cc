@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "client/cli/selection_strip.h"
+#include "client/cli/page_grid.h"
 
 namespace kvstrata::cli {
 namespace {

@@ -9,7 +9,6 @@
 #define KVSTRATA_CLIENT_CLI_TRACE_H_
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <span>
 #include <string>

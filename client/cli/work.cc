@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // work ls: what the daemon's workers recompress, and what waits for them.
-#include <iostream>
 
 #include "client/cli/connection.h"
 #include "client/cli/invocation.h"

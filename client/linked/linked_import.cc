@@ -2,10 +2,9 @@
 // Imported mode of the linked transport (kvstrata.h): the engine's tensors are named to the daemon,
 // which copies from them; what is held is copied into them here, from the daemon's pages.
 #include <algorithm>
-#include <cstring>
 #include <string>
 
-#include "client/linked/linked_lending.h"
+#include "client/linked/linked_session.h"
 
 namespace kvstrata::client {
 namespace {

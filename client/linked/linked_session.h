@@ -10,10 +10,13 @@
 #define KVSTRATA_CLIENT_LINKED_LINKED_SESSION_H_
 
 #include <atomic>
+#include <chrono>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -21,7 +24,6 @@
 #include "client/include/kvstrata/kvstrata.h"
 #include "client/linked/attach.h"
 #include "client/linked/gpu_session.h"
-#include "client/linked/linked_memory.h"
 #include "client/linked/page_map.h"
 #include "client/linked/ring_client.h"
 #include "client/linked/staged_blocks.h"
@@ -34,6 +36,33 @@
 namespace kvstrata::client {
 
 inline constexpr std::string_view kCudaBackend = "cuda";  // in a Welcome, and where callers choose
+
+// LinkedMemory: the TableMemory of a linked session: arenas that this process mapped, and a table
+// grows by a request over the ring.
+//
+// Ownership: borrows all. Threads: any. Trust: entries are checked against their arenas. Cost: the
+// first use of an arena maps it; one whose descriptor is still on its way is waited for, at most
+// `timeout`.
+class LinkedMemory final : public TableMemory {
+ public:
+  LinkedMemory(PageMap* arenas, Connection* connection, RingClient* ring, const Gpu& gpu,
+               std::chrono::milliseconds timeout)
+      : arenas_(*arenas), connection_(*connection), ring_(*ring), gpu_(gpu), timeout_(timeout) {}
+
+  // As PageMap::Resolve.
+  Result<std::byte*> Resolve(const shm::PageEntry& entry, uint64_t bytes) override;
+  bool Writable(const shm::PageEntry& entry) override { return arenas_.Writable(entry); }
+  Status Grow(const TableClaim& claim) override;
+  bool on_gpu() const override { return gpu_.ops != nullptr; }
+  Status Read(std::byte* to, const std::byte* from, uint64_t bytes) override;
+
+ private:
+  PageMap& arenas_;
+  Connection& connection_;
+  RingClient& ring_;
+  const Gpu gpu_;
+  const std::chrono::milliseconds timeout_;
+};
 
 struct Sequence : SessionSequence {
   std::string plan_text;
@@ -195,6 +224,50 @@ Status SequenceImported(uint64_t sequence);
 Result<std::unique_ptr<SessionStep>> BeginStep(Session::State* session,
                                                std::span<const BatchMember> members, void* stream,
                                                int32_t* codes);
+
+// Lending: what the linked transport does with blocks of an engine's own tensors: has the daemon
+// copy those that are sealed, and fills others from pages. Blocks of KVS_MEMORY_PROCESS are staged
+// on the way (staged_blocks.h). linked_import.cc, linked_staging.cc.
+//
+// Ownership: borrows the session's state; free to make. Threads: of the call that uses the
+// sequence. Errors: those of the requests, and what a method names.
+
+// Blocks of positions from `first` on, and their tokens.
+struct SealedBlocks {
+  uint32_t first = 0;
+  std::span<const int32_t> blocks, tokens;
+};
+
+class Lending {
+ public:
+  explicit Lending(Session::State* session) : session_(*session) {}
+
+  // The model's; made for its first tensor.
+  Result<std::shared_ptr<StagedBlocks>> StagedFor(uint64_t model, const LentTensor& tensor,
+                                                  const Geometry& geometry);
+  Result<uint32_t> Acknowledged(uint64_t sequence);
+  Status Seal(uint64_t sequence, const SealedBlocks& all);
+  Status SealStaged(Sequence* s, const ImportedModel& model, const SealedBlocks& all);
+  // Waits until the daemon reads none of them. What it has not copied by the deadline is never used
+  // again.
+  void AwaitStaged(Sequence* s);
+  // Positions [first, end), which the daemon holds.
+  Status CopyToBlocks(Sequence* s, const ImportedModel& model, uint32_t first, uint32_t end,
+                      std::span<const int32_t> blocks, void* stream);
+
+ private:
+  // One to `most`, waiting for one. IMPORT_QUEUE.
+  Result<std::vector<int32_t>> TakeStaged(Sequence* s, StagedBlocks* staged, size_t most);
+  void ReleaseStagedOf(Sequence* s);
+  void ReleaseStagedOfOthers(const Sequence* s);
+  Status CopyPages(const Sequence& s, const ImportedModel& model, uint32_t first, uint32_t end,
+                   std::span<const int32_t> blocks, void* stream);
+
+  Session::State& session_;
+};
+
+// Releases what the daemon has copied.
+void ReleaseStaged(Sequence* s, uint32_t acknowledged);
 
 }  // namespace kvstrata::client
 

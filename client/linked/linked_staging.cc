@@ -7,7 +7,7 @@
 #include <string>
 #include <thread>
 
-#include "client/linked/linked_lending.h"
+#include "client/linked/linked_session.h"
 
 namespace kvstrata::client {
 namespace {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/attach/attach_server.h"
 
-#include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -24,14 +23,18 @@
 #include "base/unique_fd.h"
 #include "server/attach/attach_state.h"
 #include "server/attach/connection_ends.h"
-#include "server/attach/connection_lending.h"
 #include "server/attach/handshake.h"
 #include "server/attach/peers/peer.h"
-#include "server/attach/token_passing.h"
 #include "server/telemetry/thread_top.h"
 
 namespace kvstrata {
 namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kMaxAcceptsPerIteration = 16;
+constexpr int kMaxHandshakesPerUser = 64;
+constexpr uint64_t kDescriptorsOfSession = 5;
 
 // Admission: the listener of the attach server, and how a connection begins: accepted, with its
 // peer's credentials from the kernel, before a byte of it is read.
@@ -47,89 +50,79 @@ class Admission {
   void Listen() {
     if (!listening_) Arm(true);
   }
-  void Accept();
+  void Accept() {
+    for (int i = 0; i < kMaxAcceptsPerIteration; ++i) {
+      UniqueFd socket(accept4(listener_->fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+      if (socket) {
+        AdmitSocket(std::move(socket));
+        continue;
+      }
+      if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+        // Spinning here would help nobody; the next tick tries again.
+        uint64_t suppressed = 0;
+        const int error = errno;
+        if (state_->MayLog(&suppressed)) {
+          LogEvent(LogLevel::kError, "accept_failed",
+                   {{"errno", error}, {"why", std::strerror(error)}, {"suppressed", suppressed}});
+        }
+        Arm(false);
+      }
+      return;
+    }
+  }
   void Close() { listener_.reset(); }
 
  private:
-  void Arm(bool on);
-  void AdmitSocket(UniqueFd socket);
+  void Arm(bool on) {
+    if (!on) {
+      state_->events.Unwatch(listener_->fd());
+      listening_ = false;
+    } else if (state_->events.Watch(listener_->fd(), EventPoll::kListener, 0, EPOLLIN)) {
+      listening_ = true;
+    }
+  }
+  void AdmitSocket(UniqueFd socket) {
+    state_->counts.Count(AttachCounts::kAccepted);
+    AttachConnection* const c =
+        state_->connections.Add(PassedFd(std::move(socket), &state_->closer, kNoUser));
+    c->deadline = Clock::now() + state_->hello_timeout.load();
+    Result<Peer> peer = PeerOf(c->socket.get());
+    if (!peer.ok()) return ends_->Refuse(c, peer.status());
+    c->peer = peer.value().identity;
+    c->pidfd = std::move(peer.value().pidfd);
+    c->socket.set_user(c->peer.uid);
+    if (!state_->closer.MayTake(c->peer.uid)) {
+      return ends_->Refuse(
+          c, ResourceExhausted("DESCRIPTORS_STUCK",
+                               "descriptors that clients of user " + std::to_string(c->peer.uid) +
+                                   " passed do not close; end who keeps them open"));
+    }
+    if (!state_->store->user_limits()->IsOperator(c->peer.tenant)) {
+      const Status spare = CheckDescriptors(kDescriptorsOfSession);
+      if (!spare.ok()) return ends_->Refuse(c, spare);
+    }
+    const auto same_user = [c](const auto& entry) {
+      const AttachConnection& other = *entry.second;
+      return other.state == AttachConnection::State::kHandshake && other.peer.uid == c->peer.uid;
+    };
+    if (std::ranges::count_if(state_->connections.all(), same_user) > kMaxHandshakesPerUser) {
+      return ends_->Refuse(c,
+                           ResourceExhausted("TOO_MANY_HANDSHAKES",
+                                             "user " + std::to_string(c->peer.uid) + " has " +
+                                                 std::to_string(kMaxHandshakesPerUser) +
+                                                 " connections that have not said Hello; retry"));
+    }
+    if (!state_->WatchSocket(c) || !state_->WatchPidfd(c)) {
+      ends_->Refuse(c,
+                    ResourceExhausted("EPOLL_LIMIT", "the daemon cannot watch more connections"));
+    }
+  }
 
   AttachState* const state_;
   ConnectionEnds* const ends_;
   std::unique_ptr<UnixListener> listener_;
   bool listening_ = false;
 };
-
-using Clock = std::chrono::steady_clock;
-
-constexpr int kMaxAcceptsPerIteration = 16;
-constexpr int kMaxHandshakesPerUser = 64;
-constexpr uint64_t kDescriptorsOfSession = 5;
-
-void Admission::Arm(bool on) {
-  if (!on) {
-    state_->events.Unwatch(listener_->fd());
-    listening_ = false;
-  } else if (state_->events.Watch(listener_->fd(), EventPoll::kListener, 0, EPOLLIN)) {
-    listening_ = true;
-  }
-}
-
-void Admission::Accept() {
-  for (int i = 0; i < kMaxAcceptsPerIteration; ++i) {
-    UniqueFd socket(accept4(listener_->fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (socket) {
-      AdmitSocket(std::move(socket));
-      continue;
-    }
-    if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-      // Spinning here would help nobody; the next tick tries again.
-      uint64_t suppressed = 0;
-      const int error = errno;
-      if (state_->MayLog(&suppressed)) {
-        LogEvent(LogLevel::kError, "accept_failed",
-                 {{"errno", error}, {"why", std::strerror(error)}, {"suppressed", suppressed}});
-      }
-      Arm(false);
-    }
-    return;
-  }
-}
-
-void Admission::AdmitSocket(UniqueFd socket) {
-  state_->counts.Count(AttachCounts::kAccepted);
-  AttachConnection* const c =
-      state_->connections.Add(PassedFd(std::move(socket), &state_->closer, kNoUser));
-  c->deadline = Clock::now() + state_->hello_timeout.load();
-  Result<Peer> peer = PeerOf(c->socket.get());
-  if (!peer.ok()) return ends_->Refuse(c, peer.status());
-  c->peer = peer.value().identity;
-  c->pidfd = std::move(peer.value().pidfd);
-  c->socket.set_user(c->peer.uid);
-  if (!state_->closer.MayTake(c->peer.uid)) {
-    return ends_->Refuse(
-        c, ResourceExhausted("DESCRIPTORS_STUCK",
-                             "descriptors that clients of user " + std::to_string(c->peer.uid) +
-                                 " passed do not close; end who keeps them open"));
-  }
-  if (!state_->store->user_limits()->IsOperator(c->peer.tenant)) {
-    const Status spare = CheckDescriptors(kDescriptorsOfSession);
-    if (!spare.ok()) return ends_->Refuse(c, spare);
-  }
-  const auto same_user = [c](const auto& entry) {
-    const AttachConnection& other = *entry.second;
-    return other.state == AttachConnection::State::kHandshake && other.peer.uid == c->peer.uid;
-  };
-  if (std::ranges::count_if(state_->connections.all(), same_user) > kMaxHandshakesPerUser) {
-    return ends_->Refuse(c, ResourceExhausted("TOO_MANY_HANDSHAKES",
-                                              "user " + std::to_string(c->peer.uid) + " has " +
-                                                  std::to_string(kMaxHandshakesPerUser) +
-                                                  " connections that have not said Hello; retry"));
-  }
-  if (!state_->WatchSocket(c) || !state_->WatchPidfd(c)) {
-    ends_->Refuse(c, ResourceExhausted("EPOLL_LIMIT", "the daemon cannot watch more connections"));
-  }
-}
 
 // Housekeeping: what the attach loop sees to at every tick for nobody in particular: memory that
 // may be reclaimed, pins and leases that run out, descriptors that do not close. Housekeeping of
@@ -139,49 +132,45 @@ class Housekeeping {
   explicit Housekeeping(AttachState* state) : state_(state) {}
 
   // Has descriptors closed that wait for it; an event tells of those that do not close.
-  void TickCloser();
+  void TickCloser() {
+    state_->closer.Tick();
+    const ClosingCounters counts = state_->closer.counters();
+    if (counts.late > late_closings_) {
+      LogEvent(LogLevel::kError, "descriptor_close_late",
+               {{"descriptors", counts.late},
+                {"uid", counts.late_user},
+                {"why",
+                 "descriptors that this user's clients passed do not close; they keep a thread "
+                 "each"}});
+    }
+    late_closings_ = counts.late;
+  }
   // Begins a pass over the store, unless one is under way.
-  void KeepHouse();
+  void KeepHouse() {
+    if (under_way_.exchange(true)) return;
+    const auto work = [this] {
+      Survive("kvs-long", [this] {
+        if (state_->store->inspection().Counters().retired_bytes != 0) {
+          state_->counts.Count(AttachCounts::kReclaims);
+          state_->store->references().Reclaim();
+        }
+        state_->store->pins().ExpirePins();
+        state_->store->leases().ExpireLeases(std::chrono::steady_clock::now());
+      });
+      under_way_.store(false);
+    };
+    try {
+      state_->queue.Post(kNoUser, FairQueue::Length::kShort, work);
+    } catch (const std::bad_alloc&) {
+      under_way_.store(false);  // the next tick tries again
+    }
+  }
 
  private:
   AttachState* const state_;
   std::atomic<bool> under_way_{false};  // a pass over the store
   size_t late_closings_ = 0;            // that were told
 };
-
-void Housekeeping::TickCloser() {
-  state_->closer.Tick();
-  const ClosingCounters counts = state_->closer.counters();
-  if (counts.late > late_closings_) {
-    LogEvent(LogLevel::kError, "descriptor_close_late",
-             {{"descriptors", counts.late},
-              {"uid", counts.late_user},
-              {"why",
-               "descriptors that this user's clients passed do not close; they keep a thread "
-               "each"}});
-  }
-  late_closings_ = counts.late;
-}
-
-void Housekeeping::KeepHouse() {
-  if (under_way_.exchange(true)) return;
-  const auto work = [this] {
-    Survive("kvs-long", [this] {
-      if (state_->store->inspection().Counters().retired_bytes != 0) {
-        state_->counts.Count(AttachCounts::kReclaims);
-        state_->store->references().Reclaim();
-      }
-      state_->store->pins().ExpirePins();
-      state_->store->leases().ExpireLeases(std::chrono::steady_clock::now());
-    });
-    under_way_.store(false);
-  };
-  try {
-    state_->queue.Post(kNoUser, FairQueue::Length::kShort, work);
-  } catch (const std::bad_alloc&) {
-    under_way_.store(false);  // the next tick tries again
-  }
-}
 
 using State = AttachConnection::State;
 
@@ -206,9 +195,9 @@ Status StartError(const char* what) {
 }  // namespace
 
 // AttachServer::Loop: the attach server's one thread: it polls the rings and what it watches, and
-// has its parts do what follows. How a connection begins: Admission, handshake.h,
-// token_passing.h; how it ends: connection_ends.h. What others do for it, so that it neither
-// computes for long nor waits for who does: connection_lending.h, Housekeeping.
+// has its parts do what follows. How a connection begins: Admission, handshake.h;
+// how it ends, and what others do for it, so that the loop neither computes for long nor waits for
+// who does: connection_ends.h, Housekeeping.
 class AttachServer::Loop {
  public:
   Loop(const AttachOptions& options, std::unique_ptr<UnixListener> listener, Store* store)
@@ -271,11 +260,10 @@ Status AttachServer::Loop::Start() {
   KVS_RETURN_IF_ERROR(state_.queue.Start());
   admission_.Listen();
   try {
-    thread_ = std::thread([this] { Run(); });
+    thread_ = StartThread("kvs-attach", [this] { Run(); });
   } catch (const std::system_error& error) {
     return ResourceExhausted("THREADS", std::string("cannot make a thread: ") + error.what());
   }
-  pthread_setname_np(thread_.native_handle(), "kvs-attach");
   return OkStatus();
 }
 
@@ -302,7 +290,6 @@ AttachCounters AttachServer::Loop::counters() const {
 // --- the loop ------------------------------------------------------------------------------------
 
 void AttachServer::Loop::Run() {
-  WarmUpAllocator();
   while (!stopping_) {
     Survive("kvs-attach", [this] { RunIteration(); });
   }

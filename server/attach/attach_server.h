@@ -16,7 +16,7 @@
 //   ... dead       ... the pidfd says that the process is gone
 //
 // A process without the library redeems a token (attach_tokens.h) instead of saying Hello: it gets
-// the tables and the arenas of a session of gRPC's, and says nothing more (token_passing.h). Its
+// the tables and the arenas of a session of gRPC's, and says nothing more (handshake.h). Its
 // connection ends with the session, when a later one takes its place, or when it hangs up.
 //
 // Ownership: the server owns sockets and its mappings, not the store, which must outlive it.

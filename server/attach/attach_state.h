@@ -10,7 +10,6 @@
 #include <array>
 #include <atomic>
 #include <chrono>
-#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -22,8 +21,7 @@
 #include "base/unique_fd.h"
 #include "server/attach/attach_server.h"
 #include "server/attach/fair_queue.h"
-#include "server/attach/peers/arena_mailbox.h"
-#include "server/attach/peers/descriptor_inbox.h"
+#include "server/attach/peers/descriptor_passing.h"
 #include "server/attach/peers/peer.h"
 #include "server/attach/ring/ring_session.h"
 #include "server/sockets/descriptor_closer.h"
@@ -36,7 +34,7 @@ namespace kvstrata {
 
 // AttachConnection: one connection of the attach server, from accept on (attach_server.h says what
 // becomes of it); ConnectionTable: all of them. Thread-safety: the loop's, but for what a lent
-// connection is lent for (connection_lending.h).
+// connection is lent for (connection_ends.h).
 
 inline constexpr uint32_t kNoUser = ~uint32_t{0};  // the daemon's own work; a peer not yet known
 

@@ -1,18 +1,51 @@
 // SPDX-License-Identifier: Apache-2.0
-// ConnectionEnds: how a connection of the attach server ends (attach_server.h, "the life of a
-// connection"): refused, detached, hung up or dead. Thread-safety: the loop's. The store ends a
-// session in a thread that the connection is lent to.
+// Whom the attach loop lends a connection to, and how a connection ends (attach_server.h, "the life
+// of a connection").
 #ifndef KVSTRATA_SERVER_ATTACH_CONNECTION_ENDS_H_
 #define KVSTRATA_SERVER_ATTACH_CONNECTION_ENDS_H_
 
+#include <atomic>
+#include <functional>
 #include <string_view>
+#include <vector>
 
 #include "base/status.h"
+#include "base/sync.h"
 #include "server/attach/attach_state.h"
-#include "server/attach/connection_lending.h"
 
 namespace kvstrata {
 
+// ConnectionLending: what the attach loop has others do for a connection: frames that take longer
+// than a quantum, and whatever has to wait for the store behind such a frame. A connection that is
+// lent is that thread's alone until it is taken back.
+//
+// Ownership: connections stay the table's, which erases none that is lent. Thread-safety: the
+// loop's; a thread that is done returns the connection under a lock of its own, a leaf.
+class ConnectionLending {
+ public:
+  using Then = std::function<void()>;
+
+  explicit ConnectionLending(AttachState* state) : state_(state) {}
+
+  // Has another thread do `work` for the connection, and the loop `then` when it has it back.
+  void Lend(AttachConnection* c, FairQueue::Length length, std::function<void()> work, Then then);
+  // Does what was to be done next for those that have come back. Whether there were any.
+  bool TakeBack();
+  // An event of the kind came for one that is lent: it is not watched until it is back.
+  void Mute(AttachConnection* c, EventPoll::Kind kind);
+
+ private:
+  void Unmute(AttachConnection* c);
+
+  AttachState* const state_;
+  std::atomic<bool> any_returned_{false};
+  Mutex returned_mu_;
+  // Always with room for all that are lent: releasing needs no memory.
+  std::vector<AttachConnection*> returned_ KVS_GUARDED_BY(returned_mu_);
+};
+
+// ConnectionEnds: refused, detached, hung up or dead. Thread-safety: the loop's. The store ends a
+// session in a thread that the connection is lent to.
 class ConnectionEnds {
  public:
   ConnectionEnds(AttachState* state, ConnectionLending* lending)

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/attach/fair_queue.h"
 
-#include <pthread.h>
-
 #include <string>
 #include <system_error>
 #include <utility>
@@ -18,9 +16,9 @@ constexpr uint32_t kPatience = 15;  // for the largest request, on a slow core
 
 Status FairQueue::Start() {
   try {
+    threads_.reserve(longs_ + 1);
     while (threads_.size() < longs_ + 1) {
-      threads_.emplace_back([this] { Run(); });
-      pthread_setname_np(threads_.back().native_handle(), "kvs-long");
+      threads_.push_back(StartThread("kvs-long", [this] { Run(); }));
     }
   } catch (const std::system_error& error) {
     return ResourceExhausted("THREADS", std::string("cannot make a thread: ") + error.what() +
@@ -80,7 +78,6 @@ FairQueue::Users::iterator FairQueue::NextUser() {
 }
 
 void FairQueue::Run() {
-  WarmUpAllocator();
   Heartbeat beat("kvs-long", kPatience);
   std::unique_lock<std::mutex> lock(mu_.native());
   const auto ready = [this]() KVS_NO_THREAD_SAFETY_ANALYSIS {

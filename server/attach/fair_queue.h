@@ -35,8 +35,6 @@ class FairQueue {
   // REQUIRES: threads >= 2. They are named kvs-long.
   explicit FairQueue(size_t threads) : longs_(threads - 1), longs_per_user_((longs_ + 1) / 2) {}
   ~FairQueue() { Stop(); }
-  FairQueue(const FairQueue&) = delete;
-  FairQueue& operator=(const FairQueue&) = delete;
 
   // RESOURCE_EXHAUSTED THREADS. Once, before anything else.
   Status Start();

@@ -1,37 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/chunks/chunk_server.h"
 
-#include <pthread.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 
 #include <array>
 #include <atomic>
 #include <cerrno>
-#include <chrono>
-#include <cstdint>
 #include <cstring>
 #include <functional>
 #include <latch>
 #include <map>
-#include <memory>
 #include <string>
 #include <string_view>
 #include <system_error>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "base/check.h"
 #include "base/sync.h"
 #include "base/unique_fd.h"
 #include "server/chunks/chunk_door.h"
-#include "server/chunks/chunk_processes.h"
-#include "server/chunks/chunk_sums.h"
 #include "server/chunks/chunk_tiers.h"
-#include "server/chunks/room/chunk_inbox.h"
-#include "server/chunks/room/chunk_numbers.h"
 #include "server/chunks/room/chunk_room.h"
+#include "server/chunks/room/chunk_work.h"
 #include "server/sockets/event_poll.h"
 #include "server/telemetry/log.h"
 #include "server/telemetry/thread_top.h"
@@ -196,11 +188,10 @@ Status ChunkServer::Loop::Start() {
   board_.Put(none);
   try {
     workers_ = std::make_unique<ChunkWorkers>(options_.tiers, events_.waker());
-    thread_ = std::thread([this] { Run(); });
+    thread_ = StartThread("kvs-chunks", [this] { Run(); });
   } catch (const std::system_error& error) {
     return ResourceExhausted("THREADS", std::string("cannot make a thread: ") + error.what());
   }
-  pthread_setname_np(thread_.native_handle(), "kvs-chunks");
   return OkStatus();
 }
 
@@ -224,7 +215,6 @@ void ChunkServer::Loop::Stop() {
 // -- the loop
 
 void ChunkServer::Loop::Run() {
-  WarmUpAllocator();
   while (!stopping_) {
     Survive("kvs-chunks", [this] { RunIteration(); });
     if (ending_ && !ended_.try_wait()) ended_.count_down();

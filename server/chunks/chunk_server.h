@@ -22,8 +22,7 @@
 #include "base/status.h"
 #include "server/chunks/chunk_door.h"
 #include "server/chunks/chunk_tiers.h"
-#include "server/chunks/room/chunk_key.h"
-#include "server/chunks/room/chunk_numbers.h"
+#include "server/chunks/room/chunk.h"
 #include "server/chunks/room/engine_recalls.h"
 #include "server/sockets/unix_listener.h"
 

@@ -3,13 +3,11 @@
 
 #include <algorithm>
 #include <atomic>
-#include <deque>
 #include <stop_token>
 #include <string>
 #include <utility>
 
-#include "base/check.h"
-#include "base/sync.h"
+#include "server/telemetry/thread_top.h"
 #include "server/tier/checksum.h"
 
 namespace kvstrata {
@@ -295,6 +293,46 @@ void ChunkTiers::Calls::OnProbed(const Probes& probes) const {
     const ChunkWork& work = probes.work[i];
     const bool there = HasRow(probes.probes[i].sizes, work.chunk.row_bytes);
     inbox->Put(DoneOf(work, true, there ? kRemote : kNowhere));
+  }
+}
+
+ChunkSums::ChunkSums(std::shared_ptr<ChunkInbox> inbox)
+    : inbox_(std::move(inbox)), thread_(StartThread("kvs-chunk-sums", [this] { Run(); })) {}
+
+ChunkSums::~ChunkSums() {
+  {
+    MutexLock lock(mu_);
+    stopping_ = true;
+  }
+  wake_.notify_one();
+  thread_.join();
+}
+
+void ChunkSums::Add(ChunkWork work) {
+  {
+    MutexLock lock(mu_);
+    waiting_.push_back(std::move(work));
+  }
+  wake_.notify_one();
+}
+
+bool ChunkSums::Next(ChunkWork* work) KVS_NO_THREAD_SAFETY_ANALYSIS {
+  std::unique_lock<std::mutex> lock(mu_.native());
+  while (!stopping_ && waiting_.empty()) wake_.wait(lock);
+  if (stopping_) return false;
+  *work = std::move(waiting_.front());
+  waiting_.pop_front();
+  return true;
+}
+
+void ChunkSums::Run() {
+  ChunkWork work;
+  while (Next(&work)) {
+    Survive("kvs-chunk-sums", [&] {
+      inbox_->Put(
+          {work.kind, work.chunk, work.key, work.below, true, false, ChecksumOf(work.bytes)});
+    });
+    work.keep.reset();
   }
 }
 

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <optional>
 
 #include "base/check.h"
 #include "base/quantities.h"

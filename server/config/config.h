@@ -3,7 +3,7 @@
 //
 // Precedence: flag > environment (KVSTRATA_*) > files (TOML; config_files.h) > default. Every entry
 // remembers where its value comes from. Everything is checked here, before anything starts, and all
-// mistakes are told at once; machine_check.h holds it against the machine. `kvstratad
+// mistakes are told at once; doctor.h holds it against the machine. `kvstratad
 // --check-config` and a start agree.
 //
 // Values; thread-safe. Errors (INVALID_ARGUMENT unless said): CONFIG_KEY (unknown, with the nearest

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
-#include <cerrno>
 #include <utility>
 #include <vector>
 
@@ -20,6 +19,16 @@ namespace kvstrata {
 namespace {
 
 using std::chrono::microseconds;
+
+bool Text(std::string_view v, std::string* out) {
+  *out = v;
+  return true;
+}
+
+// An absolute path; "": none.
+bool Directory(std::string_view v, std::string* out) {
+  return Text(v, out) && (v.empty() || v.front() == '/');
+}
 
 bool GroupOf(std::string_view text, int64_t* gid) {
   if (text.empty()) return true;
@@ -99,11 +108,7 @@ bool ParseDevices(std::string_view text, PoolDevices* devices) {
 constexpr std::array kDaemonKeys = {
     ConfigKey{"socket.path", "", "a path of at most 100 bytes",
               "gRPC socket; PATH.attach beside it passes descriptors",
-              [](std::string_view v, Config* c) {
-                c->socket = v;
-                return true;
-              },
-              kText},
+              KVS_READS(Text(v, &c->socket)), kText},
     ConfigKey{"socket.group", "", "a group's name or number; '': the daemon's",
               "group that may connect (the sockets have mode 0660)",
               KVS_READS(GroupOf(v, &c->socket_group))},
@@ -111,11 +116,7 @@ constexpr std::array kDaemonKeys = {
         "pool.device", "emulated",
         "emulated, emulated:N (N up to 64), cuda, or GPU-UUID[,GPU-UUID...]",
         "memory of the device pools, one each: the host's, every visible GPU's, or those GPUs'",
-        [](std::string_view v, Config* c) {
-          c->device = v;
-          return ParseDevices(v, &c->devices);
-        },
-        kText},
+        KVS_READS(Text(v, &c->device) && ParseDevices(v, &c->devices)), kText},
     ConfigKey{"pool.device_bytes", "4GiB", "a size, 1MiB to 16TiB",
               "capacity of each device pool; of a GPU at most what is free when the daemon starts",
               KVS_READS(SizeIn(v, kMiB, 16 * kTiB, &c->store.device_bytes))},
@@ -188,11 +189,8 @@ constexpr std::array kDaemonKeys = {
     ConfigKey{
         "backend", "", "a backend of this build",
         "implementation of the ops, for the remote transport and for clients that do not choose",
-        [](std::string_view v, Config* c) {
-          c->backend = v;
-          c->attach.backend = v;
-          return !v.empty() && FindBackend(v).ok();
-        },
+        KVS_READS(!v.empty() && Text(v, &c->backend) && Text(v, &c->attach.backend) &&
+                  FindBackend(v).ok()),
         kText},
     ConfigKey{"threads", "0", "0 to 1024; 0: all cores", "threads of the remote transport's ops",
               KVS_READS(NumberIn(v, 0, 1024, &c->threads))},
@@ -210,11 +208,7 @@ constexpr std::array kDaemonKeys = {
         "disk.path", "", "a directory's absolute path; '': no disk tier",
         "where pages and artefacts are kept across restarts; made with mode 0700 if its parent "
         "exists",
-        [](std::string_view v, Config* c) {
-          c->disk.directory = v;
-          return v.empty() || v.front() == '/';
-        },
-        kText},
+        KVS_READS(Directory(v, &c->disk.directory)), kText},
     ConfigKey{"disk.budget_bytes", "16GiB",
               "a size that holds a segment and two checkpoints, at most 8190 segments",
               "bytes of all files of the disk tier, reserved at the start",
@@ -247,11 +241,7 @@ constexpr std::array kDaemonKeys = {
     ConfigKey{
         "parameters.directory", "", "a directory's absolute path; '': none",
         "where the files lie that plans name by `parameters` (SeKV, trained), before those shipped",
-        [](std::string_view v, Config* c) {
-          c->store.parameters_directory = v;
-          return v.empty() || v.front() == '/';
-        },
-        kText},
+        KVS_READS(Directory(v, &c->store.parameters_directory)), kText},
     ConfigKey{
         "shutdown.timeout", "4s", "a duration, 100ms to 5s",
         "a shutdown that takes longer, without what it writes, is cut short, with exit code 1",
@@ -275,19 +265,13 @@ constexpr std::array kDaemonKeys = {
     ConfigKey{
         "http.listen", "", "127.0.0.1:PORT, [::1]:PORT or unix:/PATH; '': nowhere",
         "where /metrics, the probes and the status page are served, to everybody on this machine",
-        [](std::string_view v, Config* c) {
-          c->http_listen = v;
-          return IsHttpAddress(v);  // CheckTogether says what is wrong with its host
-        },
-        kText},
+        // CheckTogether says what is wrong with its host.
+        KVS_READS(Text(v, &c->http_listen) && IsHttpAddress(v)), kText},
     ConfigKey{
         "trace.endpoint", "",
         "http://ADDRESS[:PORT][/PATH], such as http://127.0.0.1:4318/v1/traces; '': nowhere",
         "OpenTelemetry collector that gets the spans of traced requests, as OTLP/HTTP in JSON",
-        [](std::string_view v, Config* c) {
-          c->trace_endpoint = v;
-          return v.empty() || ParseTraceEndpoint(v).has_value();
-        },
+        KVS_READS(Text(v, &c->trace_endpoint) && (v.empty() || ParseTraceEndpoint(v).has_value())),
         kText},
     ConfigKey{"recall.every", "4096", "1 to 1000000000; 0: never",
               "of decode steps whose plan selects, about one in so many is measured beside full "

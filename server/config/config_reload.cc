@@ -2,7 +2,6 @@
 #include "server/config/config_reload.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "server/config/config_keys.h"
 #include "server/telemetry/log.h"

@@ -27,6 +27,19 @@ Status CheckChunkMemory(const Config& config);
 // all emulated devices together.
 Status CheckCapacities(uint64_t host_bytes, uint64_t emulated_bytes);
 
+// Address space for a start: what a limit (RLIMIT_AS) leaves, before anything is started that
+// cannot do without. The allocator crashes when a thread's first allocation finds none, and gRPC
+// aborts.
+
+// Threads for the daemon's ops.
+uint32_t OpThreads(const Config& config);
+// Threads that the daemon makes when it starts, gRPC's too.
+uint32_t StartThreads(const Config& config);
+
+// RESOURCE_EXHAUSTED MEMORY: how much is needed, and left. Reserves it for a moment, touches
+// nothing. Any thread.
+Status CheckStartMemory(const Config& config);
+
 }  // namespace kvstrata
 
 #endif  // KVSTRATA_SERVER_CONFIG_POOL_MEMORY_H_

@@ -16,10 +16,9 @@
 #include "kernels/step/gpu/cuda_step.h"
 #include "server/config/config_keys.h"
 #include "server/config/pool_memory.h"
-#include "server/config/start_memory.h"
 #include "server/daemon/daemon_parts.h"
 #include "server/daemon/last_writes.h"
-#include "server/nodes/node_address.h"
+#include "server/nodes/node_server.h"
 #include "server/telemetry/thread_top.h"
 
 #ifndef KVS_VERSION

@@ -19,12 +19,15 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/status.h"
 #include "base/unique_fd.h"
 #include "kernels/backend/backend.h"
+#include "kernels/codec/codec.h"
 #include "kernels/cpu/executor.h"
+#include "kernels/cuda/cuda_ops.h"
 #include "kernels/plan/plan.h"
 #include "server/attach/attach_server.h"
 #include "server/attach/peers/attach_tokens.h"
@@ -32,11 +35,11 @@
 #include "server/config/config.h"
 #include "server/config/config_reload.h"
 #include "server/daemon/daemon.h"
-#include "server/daemon/page_server.h"
-#include "server/daemon/pool_resources.h"
 #include "server/daemon/tiers/local_tier.h"
 #include "server/daemon/tiers/remote_tier.h"
+#include "server/http/http_server.h"
 #include "server/http/trace_exporter.h"
+#include "server/memory/memory_resource.h"
 #include "server/nodes/cluster_view.h"
 #include "server/rpc/grpc_server.h"
 #include "server/rpc/steps/work_queue.h"
@@ -45,12 +48,62 @@
 #include "server/store/store.h"
 #include "server/telemetry/state_watch.h"
 #include "server/web/daemon_numbers.h"
+#include "server/web/pages.h"
 #include "server/work/importer.h"
 #include "server/work/mover.h"
 #include "server/work/recompress.h"
 #include "server/work/tiers/value_catalog.h"
 
 namespace kvstrata {
+
+// Where the daemon's pages will be served, http.listen: whoever connects waits until a PageServer
+// does. Errors: those of ListenOnLoopback and UnixListener::Listen.
+class PageListener {
+ public:
+  // REQUIRES: config.http is some address.
+  static Result<PageListener> Listen(const Config& config);
+
+  int fd() const { return path_ != nullptr ? path_->fd() : port_.get(); }
+  const std::string& address() const { return address_; }
+
+ private:
+  std::unique_ptr<UnixListener> path_;  // null: a port
+  UniqueFd port_;
+  std::string address_;
+};
+
+// The daemon's pages (server/web/pages.h) at http.listen. Errors: HttpServer::Start's.
+class PageServer {
+ public:
+  // Serves when it returns. The source has numbers, and outlives the server.
+  static Result<std::unique_ptr<PageServer>> Start(PageListener listener, PageSource* source);
+
+ private:
+  explicit PageServer(PageListener listener) : listener_(std::move(listener)) {}
+
+  PageListener listener_;
+  std::unique_ptr<HttpServer> server_;
+};
+
+// What the daemon computes with on GPUs.
+struct Gpus {
+  const cuda::CudaOps* ops = nullptr;  // null: no GPU
+  std::vector<int> ordinals;           // in this process, by device
+  std::vector<GpuPackers> packers;     // by device
+};
+
+// What the pools lie on: the devices of pool.device, emulated ones or GPUs, and the host pool's
+// memory, placed on NUMA nodes as pool.host_numa says.
+//
+// Thread-safety: a function without state. Cost: of GPUs, that each gets a context. Errors: what
+// NewCudaDevices, LoadCudaOps, NewGpuPackers and NumaTopology::Choose answer; memory that cannot be
+// placed, where nobody asked for it, is a warning in the log.
+struct PoolResources {
+  std::vector<StoreDevice> devices;
+  std::unique_ptr<MemoryResource> host;
+  Gpus gpus;
+};
+Result<PoolResources> FindPoolResources(const Config& config);
 
 // What of the configuration may change while the daemon runs, where no part has it.
 struct Running {

@@ -19,7 +19,6 @@
 #include "server/config/pool_memory.h"
 #include "server/daemon/daemon.h"
 #include "server/doctor/doctor.h"
-#include "server/doctor/machine_check.h"
 #include "server/telemetry/readiness.h"
 
 namespace kvstrata {

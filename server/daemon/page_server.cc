@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "server/daemon/page_server.h"
-
 #include <sys/socket.h>
 
-#include <string>
-#include <utility>
-
 #include "server/daemon/daemon.h"
+#include "server/daemon/daemon_parts.h"
 #include "server/telemetry/log.h"
 
 namespace kvstrata {

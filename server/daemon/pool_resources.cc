@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "server/daemon/pool_resources.h"
-
 #include <algorithm>
 #include <cstdint>
 #include <span>
@@ -8,6 +6,7 @@
 #include <utility>
 
 #include "kernels/cuda/cuda_library.h"
+#include "server/daemon/daemon_parts.h"
 #include "server/memory/numa_topology.h"
 #include "server/telemetry/log.h"
 

@@ -25,7 +25,7 @@
 #include "base/status.h"
 #include "server/config/pool_memory.h"
 #include "server/daemon/daemon.h"
-#include "server/doctor/machine_check.h"
+#include "server/doctor/doctor.h"
 #include "server/telemetry/log.h"
 #include "server/telemetry/readiness.h"
 
@@ -33,42 +33,6 @@ namespace kvstrata {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-// StopWatchdog: the thread that ends the process when its stop does not. Until everything is
-// settled that outlives the process (disk, checkpoint, socket files) the stop has the time that it
-// was given, and running out of it is a failure. After that nothing is left to lose: whatever still
-// holds up the end, such as a library's thread that waits for a peer, is left behind, with exit
-// code 0.
-//
-// Takes no lock and waits for nobody, also not for the reader of stderr. Its thread is made here,
-// so that a process that gets no more threads can still be stopped; it lives as long as the
-// process. Thread-safety: one thread. Constructed once.
-class StopWatchdog {
- public:
-  // THREADS, DESCRIPTORS (RESOURCE_EXHAUSTED).
-  static Result<StopWatchdog> Start();
-
-  // The stop begins, and has so long.
-  void Begin(std::chrono::microseconds timeout) const;
-  // It has so much more.
-  void Extend(std::chrono::microseconds by) const;
-  // From now on the end may be sudden.
-  void Settled() const;
-
- private:
-  // The thread's too.
-  struct State {
-    int told = -1;  // an eventfd: look again; never closed
-    std::atomic<Clock::time_point> end{Clock::time_point::max()};
-    std::atomic<bool> settled = false;
-  };
-
-  explicit StopWatchdog(std::shared_ptr<State> state) : state_(std::move(state)) {}
-  static void Watch(const State& state);
-  void Tell() const { KVS_CHECK(eventfd_write(state_->told, 1) == 0); }
-
-  std::shared_ptr<State> state_;
-};
 
 constexpr std::chrono::milliseconds kTearDown{200};
 
@@ -82,49 +46,75 @@ void AwaitTold(int told, Clock::time_point end) {
   }
 }
 
-void StopWatchdog::Watch(const State& state) {
-  while (!state.settled && Clock::now() < state.end.load()) AwaitTold(state.told, state.end);
-  if (state.settled) {
-    std::this_thread::sleep_for(kTearDown);
-    _exit(kExitClean);
+// StopWatchdog: the thread that ends the process when its stop does not. Until everything is
+// settled that outlives the process (disk, checkpoint, socket files) the stop has the time that it
+// was given, and running out of it is a failure. After that nothing is left to lose: whatever still
+// holds up the end, such as a library's thread that waits for a peer, is left behind, with exit
+// code 0.
+//
+// Takes no lock and waits for nobody, also not for the reader of stderr. Its thread is made here,
+// so that a process that gets no more threads can still be stopped; it lives as long as the
+// process. Thread-safety: one thread. Constructed once.
+class StopWatchdog {
+ public:
+  // THREADS, DESCRIPTORS (RESOURCE_EXHAUSTED).
+  static Result<StopWatchdog> Start() {
+    const auto state = std::make_shared<State>();
+    state->told = eventfd(0, EFD_CLOEXEC);
+    if (state->told < 0) {
+      return ResourceExhausted("DESCRIPTORS", std::string("eventfd: ") + std::strerror(errno));
+    }
+    try {
+      std::thread([state] { Watch(*state); }).detach();
+    } catch (const std::system_error& error) {
+      close(state->told);
+      return ResourceExhausted("THREADS", std::string("no thread can be made: ") + error.what());
+    }
+    return StopWatchdog(state);
   }
-  constexpr std::string_view text = "kvstratad: shutdown.timeout passed, ending the process\n";
-  pollfd log{STDERR_FILENO, POLLOUT, 0};
-  if (poll(&log, 1, 0) == 1 && (log.revents & POLLOUT) != 0) {
-    [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, text.data(), text.size());
+
+  // The stop begins, and has so long.
+  void Begin(std::chrono::microseconds timeout) const {
+    state_->end = Clock::now() + timeout;
+    Tell();
   }
-  _exit(kExitFailed);
-}
-
-Result<StopWatchdog> StopWatchdog::Start() {
-  const auto state = std::make_shared<State>();
-  state->told = eventfd(0, EFD_CLOEXEC);
-  if (state->told < 0) {
-    return ResourceExhausted("DESCRIPTORS", std::string("eventfd: ") + std::strerror(errno));
+  // It has so much more.
+  void Extend(std::chrono::microseconds by) const {
+    state_->end = state_->end.load() + by;
+    Tell();
   }
-  try {
-    std::thread([state] { Watch(*state); }).detach();
-  } catch (const std::system_error& error) {
-    close(state->told);
-    return ResourceExhausted("THREADS", std::string("no thread can be made: ") + error.what());
+  // From now on the end may be sudden.
+  void Settled() const {
+    state_->settled = true;
+    Tell();
   }
-  return StopWatchdog(state);
-}
 
-void StopWatchdog::Begin(std::chrono::microseconds timeout) const {
-  state_->end = Clock::now() + timeout;
-  Tell();
-}
+ private:
+  // The thread's too.
+  struct State {
+    int told = -1;  // an eventfd: look again; never closed
+    std::atomic<Clock::time_point> end{Clock::time_point::max()};
+    std::atomic<bool> settled = false;
+  };
 
-void StopWatchdog::Extend(std::chrono::microseconds by) const {
-  state_->end = state_->end.load() + by;
-  Tell();
-}
+  explicit StopWatchdog(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  static void Watch(const State& state) {
+    while (!state.settled && Clock::now() < state.end.load()) AwaitTold(state.told, state.end);
+    if (state.settled) {
+      std::this_thread::sleep_for(kTearDown);
+      _exit(kExitClean);
+    }
+    constexpr std::string_view text = "kvstratad: shutdown.timeout passed, ending the process\n";
+    pollfd log{STDERR_FILENO, POLLOUT, 0};
+    if (poll(&log, 1, 0) == 1 && (log.revents & POLLOUT) != 0) {
+      [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, text.data(), text.size());
+    }
+    _exit(kExitFailed);
+  }
+  void Tell() const { KVS_CHECK(eventfd_write(state_->told, 1) == 0); }
 
-void StopWatchdog::Settled() const {
-  state_->settled = true;
-  Tell();
-}
+  std::shared_ptr<State> state_;
+};
 
 constexpr uint32_t kIgnoredLines = 10;  // a second, of signals that do nothing
 

@@ -12,7 +12,6 @@
 
 #include "proto/reasons.h"
 #include "server/doctor/doctor_checks.h"
-#include "server/doctor/machine_check.h"
 #include "server/telemetry/log.h"
 
 namespace kvstrata {

@@ -3,7 +3,6 @@
 #ifndef KVSTRATA_SERVER_DOCTOR_DOCTOR_CHECKS_H_
 #define KVSTRATA_SERVER_DOCTOR_DOCTOR_CHECKS_H_
 
-#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>

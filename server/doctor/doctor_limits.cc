@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "base/spare_threads.h"
-#include "server/config/start_memory.h"
+#include "server/config/pool_memory.h"
 #include "server/doctor/doctor_checks.h"
 #include "server/memory/cgroup.h"
 

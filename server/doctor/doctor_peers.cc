@@ -9,16 +9,14 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
-#include <fstream>
 
 #include "base/unique_fd.h"
 #include "server/attach/peers/peer.h"
+#include "server/doctor/doctor.h"
 #include "server/doctor/doctor_checks.h"
-#include "server/doctor/machine_check.h"
 #include "server/sockets/unix_listener.h"
 
 namespace kvstrata::doctor {

@@ -10,7 +10,7 @@
 #include "proto/reasons.h"
 #include "server/daemon/tiers/remote_tier.h"
 #include "server/doctor/doctor_checks.h"
-#include "server/nodes/node_address.h"
+#include "server/nodes/node_server.h"
 
 namespace kvstrata::doctor {
 namespace {

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "server/doctor/machine_check.h"
-
 #include <sched.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -10,8 +8,8 @@
 #include <string>
 
 #include "server/config/pool_memory.h"
-#include "server/config/start_memory.h"
 #include "server/daemon/tiers/remote_engine.h"
+#include "server/doctor/doctor.h"
 #include "server/memory/memory_resource.h"
 #include "server/memory/numa_topology.h"
 #include "server/nodes/node_credentials.h"

@@ -2,7 +2,6 @@
 #include "server/http/http_server.h"
 
 #include <fcntl.h>
-#include <pthread.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -163,8 +162,7 @@ class HttpServer::Impl {
         pause_(loop_) {
     KVS_CHECK(paths_.size() <= HttpCounts::kMostPaths);
     AwaitConnection();
-    thread_ = std::thread([this] { Run(); });
-    pthread_setname_np(thread_.native_handle(), "kvs-http");
+    thread_ = StartThread("kvs-http", [this] { Run(); });
   }
   ~Impl() {
     loop_.stop();
@@ -173,7 +171,6 @@ class HttpServer::Impl {
 
  private:
   void Run() {
-    WarmUpAllocator();
     // A handler that throws has lost its connection, and the loop goes on.
     while (!Survive("kvs-http", [this] { loop_.run(); })) {
     }

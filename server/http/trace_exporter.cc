@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/http/trace_exporter.h"
 
-#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -149,8 +148,7 @@ std::string OtlpJson(std::span<const SpanRecord> spans, std::string_view version
 class TraceExporter::Impl {
  public:
   Impl(TraceEndpoint to, std::string version) : to_(std::move(to)), version_(std::move(version)) {
-    thread_ = std::thread([this] { Run(); });
-    pthread_setname_np(thread_.native_handle(), "kvs-trace");
+    thread_ = StartThread("kvs-trace", [this] { Run(); });
   }
   ~Impl() {
     stopping_ = true;
@@ -161,7 +159,6 @@ class TraceExporter::Impl {
 
  private:
   void Run() {
-    WarmUpAllocator();
     for (bool last = false; !last;) {
       Survive("kvs-trace", [&] {
         const std::vector<SpanRecord> spans = Spans().Take(kBatch, kLinger);

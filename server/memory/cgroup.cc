@@ -6,7 +6,6 @@
 #include <fstream>
 #include <sstream>
 #include <string_view>
-#include <vector>
 
 namespace kvstrata {
 namespace {

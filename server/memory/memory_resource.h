@@ -5,15 +5,13 @@
 //
 // Implementations: emulated_device.cc (the `device` tier without a GPU), cuda_device.cc (with one),
 // host_memory.cc (`host`).
-// Limits and faults are adaptors around a resource, not flags in it (limiting_resource.cc,
-// failing_resource.cc). Copies between two devices: copy_between.cc.
+// Limits and faults are adaptors around a resource, not flags in it.
 // Ownership: a mapping belongs to whoever allocated it until Free of the same resource.
 // Thread-safety: none needed, the store calls under its lock; but Copy from any thread.
 // Units: bytes. Cost: a few system calls; memory is touched only when used.
 #ifndef KVSTRATA_SERVER_MEMORY_MEMORY_RESOURCE_H_
 #define KVSTRATA_SERVER_MEMORY_MEMORY_RESOURCE_H_
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -123,14 +121,6 @@ Result<CudaDevices> NewCudaDevices(std::span<const std::string> uuids);
 // change that, and keeps it.
 std::unique_ptr<MemoryResource> NewLimitedResource(std::unique_ptr<MemoryResource> upstream,
                                                    const uint64_t* capacity);
-
-// For tests: the first `successes` allocations pass, all later ones fail with MEMORY_EXHAUSTED.
-std::unique_ptr<MemoryResource> NewFailingResource(std::unique_ptr<MemoryResource> upstream,
-                                                   uint64_t successes);
-// For tests: once `lost`, allocations and copies answer DEVICE_FAILED, as after a GPU's sticky
-// error.
-std::unique_ptr<MemoryResource> NewLosableResource(std::unique_ptr<MemoryResource> upstream,
-                                                   std::shared_ptr<const std::atomic<bool>> lost);
 
 }  // namespace kvstrata
 

@@ -1,15 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/nodes/cluster_view.h"
 
-#include <pthread.h>
-
 #include <algorithm>
-#include <set>
 #include <utility>
 #include <vector>
 
 #include "proto/status_map.h"
-#include "server/nodes/node_server.h"
 #include "server/rpc/calls/prefix_messages.h"
 #include "server/telemetry/thread_top.h"
 #include "server/tier/remote/stripe_cipher.h"
@@ -72,9 +68,9 @@ struct NodeCalls::Call {
 };
 
 NodeCalls::NodeCalls(NodeCredentials credentials, const remote::NodeKeys& keys)
-    : credentials_(std::move(credentials)), keys_(keys), thread_([this] { Serve(); }) {
-  pthread_setname_np(thread_.native_handle(), kNodesThread);
-}
+    : credentials_(std::move(credentials)),
+      keys_(keys),
+      thread_(StartThread(kNodesThread, [this] { Serve(); })) {}
 
 NodeCalls::~NodeCalls() { Stop(); }
 
@@ -153,7 +149,6 @@ Result<v1::LookupPagesResponse> NodeCalls::AnswerOf(const Call& call) const {
 }
 
 void NodeCalls::Serve() {
-  WarmUpAllocator();
   Heartbeat beat(kNodesThread);
   for (;;) {
     void* tag = nullptr;

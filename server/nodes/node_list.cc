@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/nodes/node_list.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -53,8 +51,7 @@ NodeList::~NodeList() {
 
 void NodeList::Start() {
   KVS_CHECK(!options_.address.empty());
-  thread_ = std::thread([this] { Serve(); });
-  pthread_setname_np(thread_.native_handle(), kAnnounceThread);
+  thread_ = StartThread(kAnnounceThread, [this] { Serve(); });
 }
 
 void NodeList::Stop() {
@@ -246,7 +243,6 @@ void NodeList::TellOutcome(const Status& outcome) {
 }
 
 void NodeList::Serve() {
-  WarmUpAllocator();
   Heartbeat beat(kAnnounceThread, kPatience);
   for (;;) {
     Status outcome = Unavailable("MEMORY", "the daemon has no memory to announce itself");

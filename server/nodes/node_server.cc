@@ -3,16 +3,21 @@
 
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/resource_quota.h>
+#include <netdb.h>
+#include <sys/socket.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
+#include <cstring>
 #include <utility>
 #include <vector>
 
+#include "base/unique_fd.h"
 #include "kvstrata/v1/nodes.grpc.pb.h"
-#include "server/nodes/node_address.h"
+#include "server/rpc/calls/grpc_library.h"
 #include "server/rpc/calls/service_context.h"
-#include "server/rpc/calls/without_threads.h"
+#include "server/tier/redis/client/redis_slots.h"
 
 namespace kvstrata {
 namespace {
@@ -137,5 +142,49 @@ Result<std::unique_ptr<NodeServer>> NodeServer::Start(const std::string& address
 NodeServer::NodeServer(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
 
 NodeServer::~NodeServer() { parts_->server->Shutdown(std::chrono::system_clock::now()); }
+
+namespace {
+
+std::string Named(const std::string& address) { return "remote.announce = '" + address + "': "; }
+
+Status CannotListen(const std::string& address, int error) {
+  const std::string text = Named(address) + std::strerror(error);
+  if (error == EADDRINUSE) {
+    return {Code::kAlreadyExists, "REMOTE_ANNOUNCE_IN_USE",
+            text + "; choose another port, or stop who listens there (ss -ltnp)"};
+  }
+  if (error == EACCES || error == EPERM) {
+    return {Code::kPermissionDenied, "REMOTE_ANNOUNCE", text + "; choose a port above 1023"};
+  }
+  return InvalidArgument("REMOTE_ANNOUNCE",
+                         text + "; name an address of this machine (ip -brief address)");
+}
+
+}  // namespace
+
+Status CheckCanListen(const std::string& address) {
+  KVS_ASSIGN_OR_RETURN(const redis::RedisAddress at, redis::ParseRedisAddress(address));
+  addrinfo wanted{};
+  wanted.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  const int unknown =
+      getaddrinfo(at.host.c_str(), std::to_string(at.port).c_str(), &wanted, &found);
+  if (unknown != 0) {
+    return InvalidArgument("REMOTE_ANNOUNCE", Named(address) + gai_strerror(unknown) +
+                                                  "; name an address of this machine (ip -brief "
+                                                  "address)");
+  }
+  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> addresses(found, freeaddrinfo);
+  for (const addrinfo* each = found; each != nullptr; each = each->ai_next) {
+    const UniqueFd fd(socket(each->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    // Connections that the last daemon closed keep its port for a minute else.
+    const int on = 1;
+    if (!fd || setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) != 0 ||
+        bind(fd.get(), each->ai_addr, each->ai_addrlen) != 0 || listen(fd.get(), 1) != 0) {
+      return CannotListen(address, errno);
+    }
+  }
+  return OkStatus();
+}
 
 }  // namespace kvstrata

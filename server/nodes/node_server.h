@@ -40,6 +40,15 @@ class NodeServer {
   const std::unique_ptr<Parts> parts_;
 };
 
+// Whether a node can listen where it announces itself (remote.announce), with the system's own
+// words where it cannot: gRPC tells only that it could not.
+//
+// Binds a socket to `address`, "HOST:PORT", as a server would, and closes it. ALREADY_EXISTS
+// REMOTE_ANNOUNCE_IN_USE: somebody listens there; INVALID_ARGUMENT REMOTE_ANNOUNCE: it is no
+// address of this machine, or not for this user. Any thread. Cost: some system calls; of a host
+// that is a name its resolution, too.
+Status CheckCanListen(const std::string& address);
+
 }  // namespace kvstrata
 
 #endif  // KVSTRATA_SERVER_NODES_NODE_SERVER_H_

@@ -6,7 +6,6 @@
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/resource_quota.h>
 #include <poll.h>
-#include <pthread.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -14,7 +13,6 @@
 #include <cerrno>
 #include <cstring>
 #include <map>
-#include <new>
 #include <optional>
 #include <thread>
 
@@ -25,10 +23,8 @@
 #include "server/rpc/admin/admin_service.h"
 #include "server/rpc/calls/call_records.h"
 #include "server/rpc/calls/grpc_connections.h"
-#include "server/rpc/calls/library_log.h"
-#include "server/rpc/calls/malformed_requests.h"
+#include "server/rpc/calls/grpc_library.h"
 #include "server/rpc/calls/refused_connections.h"
-#include "server/rpc/calls/without_threads.h"
 #include "server/rpc/cluster_service.h"
 #include "server/rpc/engine/compute_service.h"
 #include "server/rpc/engine/control_service.h"
@@ -78,9 +74,7 @@ class UserServer {
     builder.SetMaxReceiveMessageSize(GrpcServer::kMaxMessageBytes);
     builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxConcurrentCalls);
     builder.SetResourceQuota(quota);
-    InterceptorFactories interceptors = NameMalformedRequests();
-    interceptors.push_back(RecordCalls(context_.user().uid, process_));
-    builder.experimental().SetInterceptorCreators(std::move(interceptors));
+    builder.experimental().SetInterceptorCreators(CallInterceptors(context_.user().uid, process_));
     if (!context_.CheckAdmin().ok()) builder.SetOption(std::make_unique<WithoutThreads>());
     builder.SetSyncServerOption(grpc::ServerBuilder::NUM_CQS, 1);
     builder.SetSyncServerOption(grpc::ServerBuilder::MIN_POLLERS, 1);
@@ -198,8 +192,7 @@ Status GrpcServer::Impl::Start() {
   // none that is made later needs a thread.
   KVS_RETURN_IF_ERROR(StartServerOf(geteuid(), getegid()));
   if (geteuid() != 0) KVS_RETURN_IF_ERROR(StartServerOf(0, 0));
-  accepting_ = std::thread([this] { AcceptLoop(); });
-  pthread_setname_np(accepting_.native_handle(), "kvs-grpc-accept");
+  accepting_ = StartThread("kvs-grpc-accept", [this] { AcceptLoop(); });
   return OkStatus();
 }
 
@@ -247,7 +240,6 @@ Status GrpcServer::Impl::MakeRoomForUser() {
 }
 
 void GrpcServer::Impl::AcceptLoop() {
-  WarmUpAllocator();
   for (bool goes_on = true; goes_on;) {
     Survive("kvs-grpc-accept", [&] { goes_on = AwaitIteration(); });
   }

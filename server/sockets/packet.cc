@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "proto/attach_messages.h"
 
 namespace kvstrata {
 namespace {

@@ -15,7 +15,6 @@
 
 #include "base/status.h"
 #include "base/unique_fd.h"
-#include "proto/attach_messages.h"
 #include "proto/shm_layout.h"
 
 namespace kvstrata {

@@ -6,7 +6,6 @@
 #include <sys/syscall.h>
 
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <fstream>
 

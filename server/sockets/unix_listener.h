@@ -69,8 +69,6 @@ class UnixListener {
                                                       int64_t group);
   Status StartListening();
   ~UnixListener();
-  UnixListener(const UnixListener&) = delete;
-  UnixListener& operator=(const UnixListener&) = delete;
 
   int fd() const { return fd_.get(); }  // non-blocking, close-on-exec
   const std::string& path() const { return path_; }

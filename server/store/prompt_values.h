@@ -10,11 +10,10 @@
 #include <vector>
 
 #include "base/status.h"
+#include "server/store/options/store_fwd.h"
 #include "server/store/pages/page_tier.h"
 
 namespace kvstrata {
-
-class Store;
 
 struct PromptValues {
   std::string tenant;  // "uid:1000"

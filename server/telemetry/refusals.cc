@@ -2,8 +2,6 @@
 #include "server/telemetry/refusals.h"
 
 #include <atomic>
-#include <chrono>
-#include <optional>
 
 #include "base/sync.h"
 #include "proto/reasons.h"

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/telemetry/state_watch.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <utility>
 
@@ -78,8 +76,7 @@ void StateChanges::TellBurst() {
 }
 
 StateWatch::StateWatch(std::function<DaemonState()> look) : look_(std::move(look)) {
-  thread_ = std::thread([this] { Run(); });
-  pthread_setname_np(thread_.native_handle(), "kvs-watch");
+  thread_ = StartThread("kvs-watch", [this] { Run(); });
 }
 
 StateWatch::~StateWatch() {
@@ -98,7 +95,6 @@ bool StateWatch::AwaitNext() {
 }
 
 void StateWatch::Run() {
-  WarmUpAllocator();
   Heartbeat beat("kvs-watch", kPatience);
   StateChanges changes({"serving"});
   for (bool goes_on = true; goes_on;) {

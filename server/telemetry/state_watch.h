@@ -10,7 +10,6 @@
 #ifndef KVSTRATA_SERVER_TELEMETRY_STATE_WATCH_H_
 #define KVSTRATA_SERVER_TELEMETRY_STATE_WATCH_H_
 
-#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>

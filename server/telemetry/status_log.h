@@ -4,7 +4,6 @@
 #ifndef KVSTRATA_SERVER_TELEMETRY_STATUS_LOG_H_
 #define KVSTRATA_SERVER_TELEMETRY_STATUS_LOG_H_
 
-#include <chrono>
 #include <string_view>
 
 #include "base/status.h"

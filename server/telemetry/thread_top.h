@@ -9,6 +9,8 @@
 #ifndef KVSTRATA_SERVER_TELEMETRY_THREAD_TOP_H_
 #define KVSTRATA_SERVER_TELEMETRY_THREAD_TOP_H_
 
+#include <pthread.h>
+
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -29,6 +31,18 @@ namespace kvstrata {
 // for them, and it crashes if there is no memory for that then. So the first come when a thread
 // starts, and when the daemon does.
 inline void WarmUpAllocator(size_t bytes = 64) { ::operator delete(::operator new(bytes)); }
+
+// A thread called `name` (15 characters at most), which warms up its allocator and then runs `run`.
+// std::system_error: there are no more threads.
+template <typename F>
+std::thread StartThread(const char* name, F run) {
+  std::thread thread([run = std::move(run)] {
+    WarmUpAllocator();
+    run();
+  });
+  pthread_setname_np(thread.native_handle(), name);
+  return thread;
+}
 
 inline void LogSurvived(std::string_view thread, std::string_view why) noexcept {
   try {
@@ -67,8 +81,6 @@ class Heartbeat {
   // `patience`: how many times as long as a loop that serves clients an iteration may take.
   explicit Heartbeat(std::string_view thread, uint32_t patience = 1);
   ~Heartbeat();
-  Heartbeat(const Heartbeat&) = delete;
-  Heartbeat& operator=(const Heartbeat&) = delete;
 
   // An iteration begins, behind the last one or after a wait.
   void Begin() {

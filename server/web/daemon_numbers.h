@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "base/sync.h"
-#include "server/chunks/room/chunk_numbers.h"
+#include "server/chunks/room/chunk.h"
 #include "server/chunks/room/engine_recalls.h"
 #include "server/rpc/calls/grpc_options.h"
 #include "server/store/options/user_limits.h"

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/web/pages.h"
 
+#include <array>
+
 namespace kvstrata {
 namespace {
 
@@ -13,6 +15,12 @@ constexpr PageRow kPages[] = {
     {"/healthz", HealthzPage},  {"/", StatusPage},     {"/status.json", StatusDataPage},
     {"/audit.json", AuditPage},
 };
+
+// The name of "name:port".
+std::string_view NameOfHost(std::string_view host) {
+  if (host.starts_with('[')) return host.substr(0, host.find(']') + 1);
+  return host.substr(0, host.find(':'));
+}
 
 }  // namespace
 
@@ -30,6 +38,22 @@ std::vector<std::string_view> PagePaths() {
   std::vector<std::string_view> paths;
   for (const PageRow& page : kPages) paths.push_back(page.path);
   return paths;
+}
+
+std::optional<HttpAnswer> RefuseForeign(const HttpRequest& request) {
+  static constexpr std::array<std::string_view, 4> kLocal = {"localhost", "127.0.0.1", "[::1]", ""};
+  HttpAnswer refused;
+  if (std::ranges::find(kLocal, NameOfHost(request.host)) == kLocal.end()) {
+    refused.status = 421;
+    refused.body = "this page is asked for as localhost, 127.0.0.1 or [::1]\n";
+    return refused;
+  }
+  if (request.fetch_site == "cross-site" || request.fetch_site == "same-site") {
+    refused.status = 403;
+    refused.body = "a page of another site asked for this\n";
+    return refused;
+  }
+  return std::nullopt;
 }
 
 }  // namespace kvstrata

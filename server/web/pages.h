@@ -9,9 +9,11 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,7 +22,6 @@
 #include "server/http/http_server.h"
 #include "server/store/reports/store_info.h"
 #include "server/web/daemon_numbers.h"
-#include "server/web/label_cap.h"
 
 namespace kvstrata {
 
@@ -99,6 +100,31 @@ class PageAudits {
   std::optional<Report> last_ KVS_GUARDED_BY(mu_);
 };
 
+// LabelCap: at most so many values of a label, for what peers name: the first ones that come keep
+// their names for good, all others are "other" together. So no peer makes series without end, and
+// what a counter of "other" sums never leaves it.
+//
+// Thread-safety: any thread. Cost: a look-up in a set under a short lock.
+class LabelCap {
+ public:
+  static constexpr std::string_view kOther = "other";
+
+  explicit LabelCap(size_t most) : most_(most) {}
+
+  // `value`, or kOther.
+  std::string_view Of(std::string_view value) KVS_EXCLUDES(mu_) {
+    MutexLock lock(mu_);
+    if (names_.contains(value)) return value;
+    if (names_.size() == most_) return kOther;
+    return *names_.emplace(value).first;
+  }
+
+ private:
+  const size_t most_;
+  Mutex mu_;
+  std::set<std::string, std::less<>> names_ KVS_GUARDED_BY(mu_);
+};
+
 // What pages are made of; outlives the server.
 struct PageSource {
   static constexpr size_t kMostUsers = 32;  // that have series of their own
@@ -119,6 +145,9 @@ struct PageSource {
 std::vector<HttpPath> DaemonPages(PageSource* source);
 std::vector<std::string_view> PagePaths();
 
+// The text of status.html, which the build puts into the program.
+extern const std::string_view kStatusHtml;
+
 HttpAnswer MetricsPage(PageSource* source, const HttpRequest& request);
 // Kubernetes' probes; `?verbose` lists all parts.
 HttpAnswer LivezPage(PageSource* source, const HttpRequest& request);
@@ -130,7 +159,7 @@ HttpAnswer StatusPage(PageSource* source, const HttpRequest& request);
 HttpAnswer StatusDataPage(PageSource* source, const HttpRequest& request);
 HttpAnswer AuditPage(PageSource* source, const HttpRequest& request);
 
-// local_request.cc: a refusal for what a page of somebody else's in an operator's browser asked: by
+// A refusal for what a page of somebody else's in an operator's browser asked: by
 // a name that leads here (DNS rebinding), or from another site. Nothing: it may be answered.
 std::optional<HttpAnswer> RefuseForeign(const HttpRequest& request);
 

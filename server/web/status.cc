@@ -7,7 +7,6 @@
 #include <string>
 
 #include "server/web/pages.h"
-#include "server/web/status_html.h"
 
 namespace kvstrata {
 namespace {

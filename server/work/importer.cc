@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/work/importer.h"
 
-#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -164,8 +163,7 @@ Importer::Importer(const ImporterOptions& options, Store* store, const Backend* 
       backend_(backend),
       releases_(options.release_deadline),
       bounce_(options.devices.empty() ? nullptr : options.devices.front().ops) {
-  thread_ = std::thread([this] { Run(); });
-  pthread_setname_np(thread_.native_handle(), "kvs-import");
+  thread_ = StartThread("kvs-import", [this] { Run(); });
 }
 
 Importer::~Importer() {
@@ -311,7 +309,6 @@ void Importer::ReportLateReleases() {
 }
 
 void Importer::Run() {
-  WarmUpAllocator();
   Heartbeat beat("kvs-import", kImportPatience);
   while (const std::unique_ptr<Job> job = AwaitJob()) {
     const LoopIteration iteration(&beat);

@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/work/mover.h"
 
-#include <pthread.h>
-
 #include <algorithm>
-#include <chrono>
 #include <optional>
-#include <utility>
 
 #include "server/telemetry/thread_top.h"
 
@@ -21,8 +17,7 @@ constexpr uint32_t kMovePatience = 15;
 
 Mover::Mover(const MoverOptions& options, Store* store)
     : bytes_per_second_(options.bytes_per_second), store_(store) {
-  thread_ = std::thread([this] { Run(); });
-  pthread_setname_np(thread_.native_handle(), "kvs-move");
+  thread_ = StartThread("kvs-move", [this] { Run(); });
   store_->moves().SetMoveSink([this] {
     {
       MutexLock lock(mu_);
@@ -57,7 +52,6 @@ bool Mover::AwaitTime(Clock::time_point at) {
 }
 
 void Mover::Run() {
-  WarmUpAllocator();
   Heartbeat beat("kvs-move", kMovePatience);
   while (AwaitWork()) {
     for (auto next = Clock::now();;) {

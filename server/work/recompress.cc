@@ -5,16 +5,11 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <chrono>
-#include <cstdint>
 #include <new>
 #include <string>
 #include <system_error>
 #include <utility>
-#include <vector>
 
-#include "kernels/backend/backend.h"
-#include "kernels/cpu/executor.h"
 #include "kernels/segment/segmenter.h"
 #include "server/store/codecs/builds.h"
 #include "server/store/codecs/work_requests.h"
@@ -151,9 +146,9 @@ RecompressQueue::RecompressQueue(const WorkOptions& options, Store* store, const
                                  std::vector<const GpuPackers*> gpu_packers)
     : options_(options), store_(store), backend_(backend), gpu_packers_(std::move(gpu_packers)) {
   try {
+    threads_.reserve(options_.threads);
     for (uint32_t i = 0; i < options_.threads; ++i) {
-      threads_.emplace_back([this] { Run(); });
-      pthread_setname_np(threads_.back().native_handle(), "kvs-work");
+      threads_.push_back(StartThread("kvs-work", [this] { Run(); }));
     }
   } catch (const std::system_error&) {
     Stop();  // those that there are
@@ -230,7 +225,6 @@ RecompressQueue::Entry RecompressQueue::Next() {
 }
 
 void RecompressQueue::Run() {
-  WarmUpAllocator();
   RunOn(options_.cpus);
   std::unique_ptr<Executor> pool;
   Survive("kvs-work", [&] {

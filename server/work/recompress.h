@@ -19,7 +19,6 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
-#include <memory>
 #include <thread>
 #include <vector>
 

@@ -11,7 +11,6 @@
 #include <memory>
 #include <sstream>
 
-#include "client/cli/calibrated_plans.h"
 #include "client/cli/calibration_document.h"
 #include "tests/cli/fake_client.h"
 #include "tests/cli/trace_file.h"

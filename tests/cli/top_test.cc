@@ -2,9 +2,9 @@
 // The frame of `kvstrata top`: strips, sorting and filtering, what fits where.
 #include <gtest/gtest.h>
 
-#include "client/cli/selection_strip.h"
+#include "client/cli/page_grid.h"
 #include "client/cli/terminal.h"
-#include "client/cli/top_frame.h"
+#include "client/cli/top_view.h"
 
 namespace kvstrata::cli {
 namespace {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/fakes/copying_codec.h"
+#include "tests/fakes/failing_resource.h"
 #include "tests/server/recompress_now.h"
 #include "tests/server/store_fixture.h"
 

@@ -15,6 +15,7 @@
 #include "server/memory/cgroup.h"
 #include "server/memory/extent_allocator.h"
 #include "server/memory/memory_resource.h"
+#include "tests/fakes/failing_resource.h"
 
 namespace kvstrata {
 namespace {

@@ -6,7 +6,7 @@
 
 #include <cmath>
 
-#include "server/web/label_cap.h"
+#include "server/web/pages.h"
 
 namespace kvstrata {
 namespace {

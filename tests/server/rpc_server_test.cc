@@ -15,6 +15,7 @@
 #include "server/telemetry/event_ring.h"
 #include "server/telemetry/log.h"
 #include "server/telemetry/refusals.h"
+#include "tests/fakes/failing_resource.h"
 #include "tests/server/rpc_fixture.h"
 
 namespace kvstrata::test {

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "server/memory/memory_resource.h"
+#include "tests/fakes/failing_resource.h"
 #include "tests/server/store_fixture.h"
 
 namespace kvstrata {

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "proto/ring_messages.h"
-#include "server/attach/ring/frame_reader.h"
 #include "server/sockets/packet.h"
 #include "server/telemetry/traffic.h"
 

@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <deque>
 #include <span>
 #include <vector>
@@ -18,6 +19,36 @@
 #include "server/telemetry/refusals.h"
 
 namespace kvstrata {
+
+// Reads a POD from the front of a frame, which was copied out of a ring, and takes it off. False,
+// of all three: the frame is shorter than what it promises.
+template <typename T>
+bool Take(std::span<const std::byte>* in, T* out) {
+  if (in->size() < sizeof(T)) return false;
+  std::memcpy(out, in->data(), sizeof(T));
+  *in = in->subspan(sizeof(T));
+  return true;
+}
+
+// The same where it is all of the frame.
+template <typename T>
+bool TakeWhole(std::span<const std::byte> in, T* out) {
+  return Take(&in, out) && in.empty();
+}
+
+// Takes `n` values; the frame's buffer is aligned and all arrays start at a multiple of 4.
+template <typename T>
+bool TakeArray(std::span<const std::byte>* in, uint64_t n, std::span<const T>* out) {
+  if (n > in->size() / sizeof(T)) return false;
+  *out = {reinterpret_cast<const T*>(in->data()), n};
+  *in = in->subspan(n * sizeof(T));
+  return true;
+}
+
+template <typename T>
+std::span<const std::byte> BytesOf(const T& value) {
+  return std::as_bytes(std::span(&value, 1));
+}
 
 class ReplyRing {
  public:

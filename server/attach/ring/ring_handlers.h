@@ -192,6 +192,9 @@ Malformed OnSettle(RingState* state, const RingFrame& frame);
 Malformed OnBuild(RingState* state, const RingFrame& frame);
 Malformed OnRecompress(RingState* state, const RingFrame& frame);
 Malformed OnCancelWork(RingState* state, const RingFrame& frame);
+Malformed OnRegisterTensors(RingState* state, const RingFrame& frame);
+Malformed OnSealBlocks(RingState* state, const RingFrame& frame);
+Malformed OnAcknowledged(RingState* state, const RingFrame& frame);
 void AnswerBuilt(RingState* state, uint64_t id, const Result<BuildResult>& built);
 
 // ring_lookup.cc
@@ -199,11 +202,6 @@ Malformed OnLookup(RingState* state, const RingFrame& frame);
 Malformed OnCapacity(RingState* state, const RingFrame& frame);
 Malformed OnPlanText(RingState* state, const RingFrame& frame);
 void AnswerLookedUp(RingState* state, const LookupAnswer& answer);
-
-// ring_import.cc
-Malformed OnRegisterTensors(RingState* state, const RingFrame& frame);
-Malformed OnSealBlocks(RingState* state, const RingFrame& frame);
-Malformed OnAcknowledged(RingState* state, const RingFrame& frame);
 
 }  // namespace kvstrata::ring
 

@@ -3,9 +3,8 @@
 // lease reads what it is to hold; what it has room for; and what a plan's text means.
 #include <chrono>
 #include <cstring>
-#include <utility>
 
-#include "server/attach/ring/frame_reader.h"
+#include "server/attach/ring/reply_ring.h"
 #include "server/attach/ring/ring_handlers.h"
 #include "server/sockets/packet.h"
 #include "server/telemetry/traffic.h"

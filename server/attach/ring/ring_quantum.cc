@@ -3,14 +3,13 @@
 // frame for which there is no memory.
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <new>
 #include <stdexcept>
 #include <string>
 #include <system_error>
 #include <utility>
 
-#include "server/attach/ring/frame_reader.h"
+#include "server/attach/ring/reply_ring.h"
 #include "server/attach/ring/ring_session.h"
 
 namespace kvstrata {

@@ -4,9 +4,8 @@
 #include <chrono>
 #include <cstring>
 #include <string>
-#include <utility>
 
-#include "server/attach/ring/frame_reader.h"
+#include "server/attach/ring/reply_ring.h"
 #include "server/attach/ring/ring_handlers.h"
 #include "server/sockets/packet.h"
 #include "server/telemetry/log.h"

@@ -31,7 +31,6 @@
 
 #include "base/status.h"
 #include "proto/ring.h"
-#include "proto/ring_messages.h"
 #include "server/attach/ring/ring_handlers.h"
 #include "server/store/requests/import_sink.h"
 #include "server/store/store.h"

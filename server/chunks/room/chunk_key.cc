@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The streaming SHA256_* calls: EVP allocates and looks up an algorithm for every key.
 #define OPENSSL_API_COMPAT 0x10100000L
-#include "server/chunks/room/chunk_key.h"
-
 #include <openssl/sha.h>
 
-#include <string_view>
+#include "server/chunks/room/chunk.h"
 
 namespace kvstrata {
 namespace {

@@ -14,7 +14,6 @@
 #include <map>
 #include <span>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
 #include "server/chunks/room/room_state.h"

@@ -29,7 +29,6 @@
 
 #include "base/status.h"
 #include "server/chunks/room/chunk_credits.h"
-#include "server/chunks/room/chunk_inbox.h"
 #include "server/chunks/room/chunk_leases.h"
 #include "server/chunks/room/chunk_work.h"
 #include "server/chunks/room/room_state.h"

@@ -19,7 +19,6 @@
 #include <vector>
 
 #include "server/chunks/room/chunk.h"
-#include "server/chunks/room/chunk_numbers.h"
 #include "server/chunks/room/chunk_packets.h"
 #include "server/chunks/room/chunk_region.h"
 #include "server/chunks/room/chunk_work.h"

@@ -66,7 +66,6 @@ class AdminService final : public v1::Admin::CallbackService {
   // selection_calls.cc
   UnaryReactor* SampleSelections(CallContext*, const v1::SampleSelectionsRequest*,
                                  v1::SampleSelectionsResponse*) override;
-  // engine_calls.cc
   UnaryReactor* ListEngineRecalls(CallContext*, const v1::ListEngineRecallsRequest*,
                                   v1::ListEngineRecallsResponse*) override;
   // quota_calls.cc

@@ -16,38 +16,6 @@
 namespace kvstrata {
 namespace {
 
-class RecallStream final
-    : public SharedStream<RecallStream, v1::AuditRecallRequest, v1::AuditRecallResponse> {
- public:
-  RecallStream(ServiceContext* context, const v1::AuditRecallRequest&) : SharedStream(context) {}
-  Status Begin(const v1::AuditRecallRequest& request);
-
-  void OnWriteDone(bool ok) override;
-  void OnCancel() override;
-  void OnDone() override;
-
- private:
-  void TimeOut();
-  // Something was added, or it ended; from the store.
-  void Changed();
-  // Writes what there is to say, unless a write is under way: then its end comes back here.
-  void Tell() KVS_EXCLUDES(mu_);
-  // Ends the audit, which ends the call. Nothing if it has ended.
-  void EndAudit(const Status& why);
-
-  // Constant after Start.
-  std::shared_ptr<RecallAudit> audit_;  // null: it was refused
-  uint64_t sequence_ = 0;
-  std::chrono::microseconds timeout_{0};
-  std::unique_ptr<grpc::Alarm> deadline_;
-
-  v1::AuditRecallResponse response_ KVS_GUARDED_BY(mu_);
-  bool started_ KVS_GUARDED_BY(mu_) = false;
-  bool writing_ KVS_GUARDED_BY(mu_) = false;
-  bool changed_ KVS_GUARDED_BY(mu_) = false;  // since the write under way began
-  bool finished_ KVS_GUARDED_BY(mu_) = false;
-};
-
 constexpr std::chrono::microseconds kDefaultTimeout = std::chrono::seconds(60);
 constexpr std::chrono::microseconds kMaxTimeout = std::chrono::hours(1);
 
@@ -90,86 +58,102 @@ Status TimedOut(uint64_t sequence, const RecallProgress& at, uint32_t every,
               ": wait longer, or ask for fewer or denser steps"};
 }
 
-Status RecallStream::Begin(const v1::AuditRecallRequest& request) {
-  if (request.timeout_us() > static_cast<uint64_t>(kMaxTimeout.count())) {
-    return InvalidArgument("RECALL_OPTION",
-                           "timeout_us is " + std::to_string(request.timeout_us()) +
-                               "; allowed: 1 .. " + std::to_string(kMaxTimeout.count()));
+class RecallStream final
+    : public SharedStream<RecallStream, v1::AuditRecallRequest, v1::AuditRecallResponse> {
+ public:
+  RecallStream(ServiceContext* context, const v1::AuditRecallRequest&) : SharedStream(context) {}
+  Status Begin(const v1::AuditRecallRequest& request) {
+    if (request.timeout_us() > static_cast<uint64_t>(kMaxTimeout.count())) {
+      return InvalidArgument("RECALL_OPTION",
+                             "timeout_us is " + std::to_string(request.timeout_us()) +
+                                 "; allowed: 1 .. " + std::to_string(kMaxTimeout.count()));
+    }
+    timeout_ = request.timeout_us() == 0 ? kDefaultTimeout
+                                         : std::chrono::microseconds(request.timeout_us());
+    RecallOptions options;
+    if (request.every() != 0) options.every = request.every();
+    if (request.steps() != 0) options.steps = request.steps();
+    sequence_ = request.sequence();
+    KVS_ASSIGN_OR_RETURN(const RecallStart start,
+                         context_->store().recalls().StartRecallAudit(
+                             sequence_, options, [self = shared_from_this()] { self->Changed(); }));
+    audit_ = start.audit;
+    TellAt(std::chrono::system_clock::now() + timeout_, &RecallStream::TimeOut, &deadline_);
+    {
+      MutexLock lock(mu_);
+      response_.set_sequence(sequence_);
+      response_.set_plan(start.sequence.plan.name);
+      response_.set_plan_text(FormatPlan(start.sequence.plan));
+      response_.set_transport(start.transport == Transport::kLinked ? "linked" : "remote");
+      response_.set_every(options.every);
+      Write(audit_->Progress(), &response_);
+      started_ = true;
+    }
+    Tell();
+    return OkStatus();
   }
-  timeout_ =
-      request.timeout_us() == 0 ? kDefaultTimeout : std::chrono::microseconds(request.timeout_us());
-  RecallOptions options;
-  if (request.every() != 0) options.every = request.every();
-  if (request.steps() != 0) options.steps = request.steps();
-  sequence_ = request.sequence();
-  KVS_ASSIGN_OR_RETURN(const RecallStart start,
-                       context_->store().recalls().StartRecallAudit(
-                           sequence_, options, [self = shared_from_this()] { self->Changed(); }));
-  audit_ = start.audit;
-  TellAt(std::chrono::system_clock::now() + timeout_, &RecallStream::TimeOut, &deadline_);
-  {
+
+  void OnWriteDone(bool) override {
+    {
+      MutexLock lock(mu_);
+      writing_ = false;
+      if (!changed_) return;
+    }
+    Changed();
+  }
+  void OnCancel() override {
+    if (audit_ == nullptr) return;
+    EndAudit({Code::kAborted, "RECALL_CANCELLED", "who asked for the audit went away"});
+  }
+  void OnDone() override {
+    OnCancel();
+    if (deadline_ != nullptr) deadline_->Cancel();
+    SharedStream::OnDone();
+  }
+
+ private:
+  void TimeOut() {
+    EndAudit(TimedOut(sequence_, audit_->Progress(), audit_->options().every, timeout_));
+  }
+  // Something was added, or it ended; from the store.
+  // The caller may be the attach server's loop: nothing is made or written on its thread.
+  void Changed() {
+    context_->queue()->Post([self = shared_from_this()] { self->Tell(); });
+  }
+  // Writes what there is to say, unless a write is under way: then its end comes back here.
+  void Tell() KVS_EXCLUDES(mu_) {
     MutexLock lock(mu_);
-    response_.set_sequence(sequence_);
-    response_.set_plan(start.sequence.plan.name);
-    response_.set_plan_text(FormatPlan(start.sequence.plan));
-    response_.set_transport(start.transport == Transport::kLinked ? "linked" : "remote");
-    response_.set_every(options.every);
-    Write(audit_->Progress(), &response_);
-    started_ = true;
+    changed_ = true;
+    if (!started_ || writing_ || finished_) return;
+    changed_ = false;
+    Status why;
+    if (audit_->Ended(&why)) {
+      finished_ = true;
+      Write(audit_->Report(), &response_);
+      StartWriteAndFinish(&response_, grpc::WriteOptions(), ToGrpc(why));
+    } else {
+      writing_ = true;
+      Write(audit_->Progress(), &response_);
+      StartWrite(&response_);
+    }
   }
-  Tell();
-  return OkStatus();
-}
-
-void RecallStream::TimeOut() {
-  EndAudit(TimedOut(sequence_, audit_->Progress(), audit_->options().every, timeout_));
-}
-
-void RecallStream::EndAudit(const Status& why) {
-  context_->store().recalls().EndRecallAudit(sequence_, audit_->number(), why);
-}
-
-// The caller may be the attach server's loop: nothing is made or written on its thread.
-void RecallStream::Changed() {
-  context_->queue()->Post([self = shared_from_this()] { self->Tell(); });
-}
-
-void RecallStream::Tell() {
-  MutexLock lock(mu_);
-  changed_ = true;
-  if (!started_ || writing_ || finished_) return;
-  changed_ = false;
-  Status why;
-  if (audit_->Ended(&why)) {
-    finished_ = true;
-    Write(audit_->Report(), &response_);
-    StartWriteAndFinish(&response_, grpc::WriteOptions(), ToGrpc(why));
-  } else {
-    writing_ = true;
-    Write(audit_->Progress(), &response_);
-    StartWrite(&response_);
+  // Ends the audit, which ends the call. Nothing if it has ended.
+  void EndAudit(const Status& why) {
+    context_->store().recalls().EndRecallAudit(sequence_, audit_->number(), why);
   }
-}
 
-void RecallStream::OnWriteDone(bool) {
-  {
-    MutexLock lock(mu_);
-    writing_ = false;
-    if (!changed_) return;
-  }
-  Changed();
-}
+  // Constant after Start.
+  std::shared_ptr<RecallAudit> audit_;  // null: it was refused
+  uint64_t sequence_ = 0;
+  std::chrono::microseconds timeout_{0};
+  std::unique_ptr<grpc::Alarm> deadline_;
 
-void RecallStream::OnCancel() {
-  if (audit_ == nullptr) return;
-  EndAudit({Code::kAborted, "RECALL_CANCELLED", "who asked for the audit went away"});
-}
-
-void RecallStream::OnDone() {
-  OnCancel();
-  if (deadline_ != nullptr) deadline_->Cancel();
-  SharedStream::OnDone();
-}
+  v1::AuditRecallResponse response_ KVS_GUARDED_BY(mu_);
+  bool started_ KVS_GUARDED_BY(mu_) = false;
+  bool writing_ KVS_GUARDED_BY(mu_) = false;
+  bool changed_ KVS_GUARDED_BY(mu_) = false;  // since the write under way began
+  bool finished_ KVS_GUARDED_BY(mu_) = false;
+};
 
 }  // namespace
 

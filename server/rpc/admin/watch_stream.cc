@@ -17,38 +17,6 @@
 namespace kvstrata {
 namespace {
 
-class WatchStream final : public SharedStream<WatchStream, v1::WatchRequest, v1::WatchResponse> {
- public:
-  static constexpr int kBatch = 64;  // events of a message
-
-  WatchStream(ServiceContext* context, const v1::WatchRequest& request)
-      : SharedStream(context),
-        follow_(request.follow()),
-        after_(RecentEvents().Begin(request.after())) {}
-  Status Begin(const v1::WatchRequest&) {
-    Tell();
-    return OkStatus();
-  }
-
-  void OnWriteDone(bool ok) override;
-  void OnCancel() override;
-
- private:
-  // Sends what there is, waits for more, or ends.
-  void Tell() KVS_EXCLUDES(mu_);
-  void FillIn() KVS_REQUIRES(mu_);
-  void FinishLocked(const grpc::Status& status) KVS_REQUIRES(mu_);
-
-  const bool follow_;
-
-  std::unique_ptr<grpc::Alarm> next_ KVS_GUARDED_BY(mu_);
-  v1::WatchResponse response_ KVS_GUARDED_BY(mu_);
-  uint64_t after_ KVS_GUARDED_BY(mu_);  // the last event that was sent
-  bool writing_ KVS_GUARDED_BY(mu_) = false;
-  bool cancelled_ KVS_GUARDED_BY(mu_) = false;
-  bool finished_ KVS_GUARDED_BY(mu_) = false;
-};
-
 // Shorter than the grace in which a daemon that stops lets calls end.
 constexpr std::chrono::milliseconds kWatchInterval{100};
 
@@ -65,57 +33,79 @@ void Write(const RecordedEvent& event, v1::Event* out) {
   }
 }
 
-void WatchStream::FillIn() {
-  response_.Clear();
-  while (response_.events_size() < kBatch) {
-    uint64_t missed = 0;
-    const std::optional<RecordedEvent> event = RecentEvents().Next(after_, &missed);
-    if (!event) return;
-    // What is gone goes before a message's first event.
-    if (missed != 0 && response_.events_size() != 0) return;
-    response_.set_missed(response_.missed() + missed);
-    Write(*event, response_.add_events());
-    after_ = event->number;
+class WatchStream final : public SharedStream<WatchStream, v1::WatchRequest, v1::WatchResponse> {
+ public:
+  static constexpr int kBatch = 64;  // events of a message
+
+  WatchStream(ServiceContext* context, const v1::WatchRequest& request)
+      : SharedStream(context),
+        follow_(request.follow()),
+        after_(RecentEvents().Begin(request.after())) {}
+  Status Begin(const v1::WatchRequest&) {
+    Tell();
+    return OkStatus();
   }
-}
 
-void WatchStream::Tell() {
-  MutexLock lock(mu_);
-  if (finished_ || writing_) return;
-  if (cancelled_) return FinishLocked(grpc::Status::CANCELLED);
-  // Seen first, so that what was logged before the end is sent.
-  const bool stopping = context_->stopping();
-  FillIn();
-  if (response_.events_size() != 0) {
-    writing_ = true;
-    return StartWrite(&response_);
+  void OnWriteDone(bool ok) override {
+    {
+      MutexLock lock(mu_);
+      writing_ = false;
+      cancelled_ |= !ok;
+    }
+    Tell();
   }
-  if (!follow_) return FinishLocked(grpc::Status::OK);
-  if (stopping) return FinishLocked(ToGrpc(ServiceContext::Stopping()));
-  TellAt(std::chrono::system_clock::now() + kWatchInterval, &WatchStream::Tell, &next_);
-}
+  void OnCancel() override {
+    {
+      MutexLock lock(mu_);
+      cancelled_ = true;
+    }
+    Tell();
+  }
 
-void WatchStream::FinishLocked(const grpc::Status& status) {
-  finished_ = true;
-  Finish(status);
-}
-
-void WatchStream::OnWriteDone(bool ok) {
-  {
+ private:
+  // Sends what there is, waits for more, or ends.
+  void Tell() KVS_EXCLUDES(mu_) {
     MutexLock lock(mu_);
-    writing_ = false;
-    cancelled_ |= !ok;
+    if (finished_ || writing_) return;
+    if (cancelled_) return FinishLocked(grpc::Status::CANCELLED);
+    // Seen first, so that what was logged before the end is sent.
+    const bool stopping = context_->stopping();
+    FillIn();
+    if (response_.events_size() != 0) {
+      writing_ = true;
+      return StartWrite(&response_);
+    }
+    if (!follow_) return FinishLocked(grpc::Status::OK);
+    if (stopping) return FinishLocked(ToGrpc(ServiceContext::Stopping()));
+    TellAt(std::chrono::system_clock::now() + kWatchInterval, &WatchStream::Tell, &next_);
   }
-  Tell();
-}
+  void FillIn() KVS_REQUIRES(mu_) {
+    response_.Clear();
+    while (response_.events_size() < kBatch) {
+      uint64_t missed = 0;
+      const std::optional<RecordedEvent> event = RecentEvents().Next(after_, &missed);
+      if (!event) return;
+      // What is gone goes before a message's first event.
+      if (missed != 0 && response_.events_size() != 0) return;
+      response_.set_missed(response_.missed() + missed);
+      Write(*event, response_.add_events());
+      after_ = event->number;
+    }
+  }
+  void FinishLocked(const grpc::Status& status) KVS_REQUIRES(mu_) {
+    finished_ = true;
+    Finish(status);
+  }
 
-void WatchStream::OnCancel() {
-  {
-    MutexLock lock(mu_);
-    cancelled_ = true;
-  }
-  Tell();
-}
+  const bool follow_;
+
+  std::unique_ptr<grpc::Alarm> next_ KVS_GUARDED_BY(mu_);
+  v1::WatchResponse response_ KVS_GUARDED_BY(mu_);
+  uint64_t after_ KVS_GUARDED_BY(mu_);  // the last event that was sent
+  bool writing_ KVS_GUARDED_BY(mu_) = false;
+  bool cancelled_ KVS_GUARDED_BY(mu_) = false;
+  bool finished_ KVS_GUARDED_BY(mu_) = false;
+};
 
 }  // namespace
 

@@ -2,7 +2,6 @@
 // Calls of both services that ask something of the workers (server/store/codecs/work_requests.h).
 #include <chrono>
 #include <memory>
-#include <utility>
 
 #include "kvstrata/v1/admin.grpc.pb.h"
 #include "server/rpc/admin/admin_messages.h"
@@ -15,101 +14,57 @@
 namespace kvstrata {
 namespace {
 
+constexpr std::chrono::milliseconds kWorkInterval{250};
+
 // RecompressStream: the RecompressSequence call. Asks for the sequence's recompression and tells
 // how far it is until that is over; the call's end leaves the work going on.
 //
 // The store holds a share until it has answered. Cost: a look at the sequence and a message, at
 // most four a second.
-class RecompressStream final : public SharedStream<RecompressStream, v1::RecompressSequenceRequest,
-                                                   v1::RecompressSequenceResponse> {
+class RecompressStream final
+    : public ProgressStream<RecompressStream, v1::RecompressSequenceRequest,
+                            v1::RecompressSequenceResponse> {
  public:
   RecompressStream(ServiceContext* context, const v1::RecompressSequenceRequest& request)
-      : SharedStream(context), sequence_(request.sequence()) {}
-  Status Begin(const v1::RecompressSequenceRequest&);
+      : ProgressStream(context), sequence_(request.sequence()) {}
+  Status Begin(const v1::RecompressSequenceRequest&) {
+    WorkRequests& requests = context_->store().requests();
+    KVS_ASSIGN_OR_RETURN(const WorkProgress before, requests.Progress(0, sequence_));
+    released_before_ = before.released_bytes;
+    KVS_RETURN_IF_ERROR(requests.Recompress(
+        0, sequence_, [self = shared_from_this()](const Status& why) { self->End(why); }));
+    Tell();
+    return OkStatus();
+  }
 
-  void OnWriteDone(bool ok) override;
-  void OnCancel() override;
+  // Nobody listens any more: the work goes on.
+  void OnCancel() override {
+    End({Code::kAborted, "CALL_CANCELLED", "the caller went away; the work goes on"});
+  }
 
  private:
   // Tells how far it is, now and again.
-  void Tell() KVS_EXCLUDES(mu_);
-  void Ended(const Status& why) KVS_EXCLUDES(mu_);
+  void Tell() KVS_EXCLUDES(mu_) {
+    MutexLock lock(mu_);
+    if (ended()) return;
+    TellLocked();
+    TellAt(std::chrono::system_clock::now() + kWorkInterval, &RecompressStream::Tell, &next_);
+  }
   // Unless the sequence is gone.
-  void FillIn() KVS_REQUIRES(mu_);
-  void FinishLocked() KVS_REQUIRES(mu_);
+  void FillIn() override KVS_REQUIRES(mu_) {
+    const Result<WorkProgress> progress = context_->store().requests().Progress(0, sequence_);
+    if (ended()) response_.clear_work();
+    if (!progress.ok()) return;
+    response_.Clear();
+    if (!progress->done && !ended()) Write(progress->work, response_.mutable_work());
+    response_.set_extents(progress->extents);
+    response_.set_released_bytes(progress->released_bytes - released_before_);
+  }
 
   const uint64_t sequence_;
   uint64_t released_before_ = 0;
-
   std::unique_ptr<grpc::Alarm> next_ KVS_GUARDED_BY(mu_);
-  v1::RecompressSequenceResponse response_ KVS_GUARDED_BY(mu_);
-  bool writing_ KVS_GUARDED_BY(mu_) = false;
-  bool ended_ KVS_GUARDED_BY(mu_) = false;
-  bool finished_ KVS_GUARDED_BY(mu_) = false;
-  Status why_ KVS_GUARDED_BY(mu_);
 };
-
-constexpr std::chrono::milliseconds kWorkInterval{250};
-
-Status RecompressStream::Begin(const v1::RecompressSequenceRequest&) {
-  WorkRequests& requests = context_->store().requests();
-  KVS_ASSIGN_OR_RETURN(const WorkProgress before, requests.Progress(0, sequence_));
-  released_before_ = before.released_bytes;
-  KVS_RETURN_IF_ERROR(requests.Recompress(
-      0, sequence_, [self = shared_from_this()](const Status& why) { self->Ended(why); }));
-  Tell();
-  return OkStatus();
-}
-
-void RecompressStream::FillIn() {
-  const Result<WorkProgress> progress = context_->store().requests().Progress(0, sequence_);
-  if (!progress.ok()) return;
-  response_.Clear();
-  if (!progress->done) Write(progress->work, response_.mutable_work());
-  response_.set_extents(progress->extents);
-  response_.set_released_bytes(progress->released_bytes - released_before_);
-}
-
-void RecompressStream::Tell() {
-  MutexLock lock(mu_);
-  if (ended_) return;
-  if (!writing_) {
-    FillIn();
-    writing_ = true;
-    StartWrite(&response_);
-  }
-  TellAt(std::chrono::system_clock::now() + kWorkInterval, &RecompressStream::Tell, &next_);
-}
-
-void RecompressStream::Ended(const Status& why) {
-  MutexLock lock(mu_);
-  ended_ = true;
-  why_ = why;
-  if (!writing_) FinishLocked();
-}
-
-void RecompressStream::FinishLocked() {
-  if (finished_) return;
-  finished_ = writing_ = true;
-  FillIn();
-  response_.clear_work();
-  response_.set_done(why_.ok());
-  StartWriteAndFinish(&response_, grpc::WriteOptions(), ToGrpc(why_));
-}
-
-void RecompressStream::OnWriteDone(bool) {
-  MutexLock lock(mu_);
-  writing_ = false;
-  if (ended_) FinishLocked();
-}
-
-// Nobody listens any more: the work goes on.
-void RecompressStream::OnCancel() {
-  MutexLock lock(mu_);
-  ended_ = true;
-  why_ = {Code::kAborted, "CALL_CANCELLED", "the caller went away; the work goes on"};
-  if (!writing_) FinishLocked();
-}
 
 // Response: a BuildResponse or a BuildSequenceResponse.
 template <typename Response>

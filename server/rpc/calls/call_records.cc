@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/rpc/calls/call_records.h"
 
+#include <google/protobuf/message.h>
 #include <grpcpp/server_context.h>
 
 #include <algorithm>
@@ -8,9 +9,9 @@
 #include <atomic>
 #include <chrono>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "proto/status_map.h"
 #include "server/telemetry/log.h"
@@ -41,6 +42,13 @@ constexpr std::string_view kAskedAgain = "Drain";
 // Which process asked that last, of one user; 0: not known.
 using LastAsker = std::shared_ptr<std::atomic<uint32_t>>;
 
+// Whether gRPC is to have interceptors of ours for the call, which it takes. A call of no service
+// is served by gRPC as a stream both ways, of which we have none, and stays unimplemented.
+bool IsOurs(const ServerRpcInfo& call) {
+  return std::string_view(call.method()).starts_with(kPackage) &&
+         call.type() != ServerRpcInfo::Type::BIDI_STREAMING;
+}
+
 std::string FieldText(const google::protobuf::Message& m,
                       const google::protobuf::FieldDescriptor& field) {
   const auto& r = *m.GetReflection();
@@ -62,6 +70,23 @@ std::string FieldText(const google::protobuf::Message& m,
     default:
       return "...";
   }
+}
+
+// "tier=host bytes=1048576 tokens[7]": fields that are set, by their names; of lists their lengths.
+std::string Outline(const google::protobuf::Message& request) {
+  std::vector<const google::protobuf::FieldDescriptor*> set;
+  request.GetReflection()->ListFields(request, &set);
+  std::string out;
+  for (const auto* field : set) {
+    out += (out.empty() ? "" : " ") + field->name();
+    if (field->is_repeated()) {
+      const int n = request.GetReflection()->FieldSize(request, field);
+      out += "[" + std::to_string(n) + "]";
+    } else {
+      out += "=" + FieldText(request, *field);
+    }
+  }
+  return out;
 }
 
 class CallRecord final : public grpc::experimental::Interceptor {
@@ -148,9 +173,7 @@ class RecordFactory final : public grpc::experimental::ServerInterceptorFactoryI
   RecordFactory(uint32_t uid, UserProcess process) : uid_(uid), process_(std::move(process)) {}
 
   grpc::experimental::Interceptor* CreateServerInterceptor(ServerRpcInfo* info) override {
-    const bool ours = std::string_view(info->method()).starts_with(kPackage) &&
-                      info->type() != ServerRpcInfo::Type::BIDI_STREAMING;
-    return ours ? new CallRecord(info, uid_, *process_, last_asker_) : nullptr;
+    return IsOurs(*info) ? new CallRecord(info, uid_, *process_, last_asker_) : nullptr;
   }
 
  private:
@@ -159,27 +182,41 @@ class RecordFactory final : public grpc::experimental::ServerInterceptorFactoryI
   const LastAsker last_asker_ = std::make_shared<std::atomic<uint32_t>>(0);
 };
 
+class MalformedRequest final : public grpc::experimental::Interceptor {
+ public:
+  void Intercept(InterceptorBatchMethods* call) override {
+    if (call->QueryInterceptionHookPoint(InterceptionHookPoints::PRE_SEND_STATUS) &&
+        NeverAsked(call->GetSendStatus())) {
+      call->ModifySendStatus(
+          ToGrpc(InvalidArgument("REQUEST_MALFORMED",
+                                 "the request is no message of this call: its bytes cannot be "
+                                 "parsed, or there was no memory for it")));
+    }
+    call->Proceed();
+  }
+
+ private:
+  // No service of ours refuses without a message.
+  static bool NeverAsked(const grpc::Status& status) {
+    return status.error_code() == grpc::StatusCode::UNIMPLEMENTED && status.error_message().empty();
+  }
+};
+
+class RefusalFactory final : public grpc::experimental::ServerInterceptorFactoryInterface {
+ public:
+  grpc::experimental::Interceptor* CreateServerInterceptor(ServerRpcInfo* info) override {
+    return IsOurs(*info) ? new MalformedRequest : nullptr;
+  }
+};
+
 }  // namespace
 
-std::string Outline(const google::protobuf::Message& request) {
-  std::vector<const google::protobuf::FieldDescriptor*> set;
-  request.GetReflection()->ListFields(request, &set);
-  std::string out;
-  for (const auto* field : set) {
-    out += (out.empty() ? "" : " ") + field->name();
-    if (field->is_repeated()) {
-      const int n = request.GetReflection()->FieldSize(request, field);
-      out += "[" + std::to_string(n) + "]";
-    } else {
-      out += "=" + FieldText(request, *field);
-    }
-  }
-  return out;
-}
-
-std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface> RecordCalls(
-    uint32_t uid, UserProcess process) {
-  return std::make_unique<RecordFactory>(uid, std::move(process));
+std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>>
+CallInterceptors(uint32_t uid, UserProcess process) {
+  std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> factories;
+  factories.push_back(std::make_unique<RefusalFactory>());
+  factories.push_back(std::make_unique<RecordFactory>(uid, std::move(process)));
+  return factories;
 }
 
 }  // namespace kvstrata

@@ -1,31 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
-// RecordCalls: what every call of our services leaves behind: its time (of calls with one answer),
-// its refusal (refusals.h), and, of an operator's verb that changes something or reads users'
-// caches, the event "admin" with who and what. Verbs that only look are events of level debug, and
-// so is a call that its client gave up before its request came ("cancelled"): that is no refusal.
+// CallInterceptors: what gRPC does around every call of our services.
 //
-// A record tells single numbers, flags and short texts of a request, never lists and bytes: those
-// are token ids. Owned by the server that it is given to. Threads: gRPC's. Cost: two looks at the
-// clock.
+// A call leaves behind its time (of calls with one answer), its refusal (refusals.h), and, of an
+// operator's verb that changes something or reads users' caches, the event "admin" with who and
+// what. Verbs that only look are events of level debug, and so is a call that its client gave up
+// before its request came ("cancelled"): that is no refusal. A record tells single numbers, flags
+// and short texts of a request, never lists and bytes: those are token ids.
+//
+// A call whose request is no message answers INVALID_ARGUMENT REQUEST_MALFORMED. gRPC's callback
+// API never asks the service then, and answers UNIMPLEMENTED without a word, as if there were no
+// such call.
+//
+// Owned by the server that they are given to. Threads: gRPC's. Cost: two looks at the clock.
 #ifndef KVSTRATA_SERVER_RPC_CALLS_CALL_RECORDS_H_
 #define KVSTRATA_SERVER_RPC_CALLS_CALL_RECORDS_H_
 
-#include <google/protobuf/message.h>
 #include <grpcpp/support/server_interceptor.h>
 
 #include <cstdint>
 #include <memory>
-#include <string>
+#include <vector>
 
 #include "server/rpc/calls/grpc_connections.h"
 
 namespace kvstrata {
 
-std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface> RecordCalls(
-    uint32_t uid, UserProcess process);
-
-// "tier=host bytes=1048576 tokens[7]": fields that are set, by their names; of lists their lengths.
-std::string Outline(const google::protobuf::Message& request);
+// For the calls of user `uid`.
+std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>>
+CallInterceptors(uint32_t uid, UserProcess process);
 
 }  // namespace kvstrata
 

@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -19,7 +18,7 @@
 #include "kernels/cpu/executor.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "server/attach/peers/attach_tokens.h"
-#include "server/chunks/room/chunk_numbers.h"
+#include "server/chunks/room/chunk.h"
 #include "server/chunks/room/engine_recalls.h"
 #include "server/sockets/descriptor_closer.h"
 #include "server/store/prompt_values.h"

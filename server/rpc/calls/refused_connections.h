@@ -38,8 +38,6 @@ class RefusedConnections {
   explicit RefusedConnections(DescriptorCloser* closer) : closer_(closer) {}
 
   ~RefusedConnections();
-  RefusedConnections(const RefusedConnections&) = delete;
-  RefusedConnections& operator=(const RefusedConnections&) = delete;
 
   // GRPC_START (INTERNAL): the kernel gives no epoll set. Called once, first.
   Status Open();

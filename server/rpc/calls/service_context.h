@@ -14,10 +14,10 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
-#include <functional>
 #include <memory>
 #include <new>
 #include <stdexcept>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 
@@ -26,6 +26,7 @@
 #include "server/rpc/calls/grpc_options.h"
 #include "server/rpc/steps/remote_session.h"
 #include "server/rpc/steps/work_queue.h"
+#include "server/telemetry/spans.h"
 
 namespace kvstrata {
 
@@ -221,6 +222,15 @@ class ServiceContext {
   mutable Mutex mu_;
   std::unordered_map<uint64_t, std::shared_ptr<RemoteSession>> sessions_ KVS_GUARDED_BY(mu_);
 };
+
+// The span of a call whose caller gave a traceparent (server/telemetry/spans.h); null: none did.
+inline std::shared_ptr<RequestSpan> TracedCall(const grpc::CallbackServerContext& call,
+                                               std::string_view name) {
+  if (!Spans().enabled()) return nullptr;
+  const auto found = call.client_metadata().find("traceparent");
+  if (found == call.client_metadata().end()) return nullptr;
+  return RequestSpan::Begin(name, {found->second.data(), found->second.size()});
+}
 
 }  // namespace kvstrata
 

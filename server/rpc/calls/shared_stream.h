@@ -60,6 +60,57 @@ class SharedStream : public grpc::ServerWriteReactor<Response>,
   std::shared_ptr<Stream> self_;  // until OnDone
 };
 
+// ProgressStream: a SharedStream that tells how far something is, and ends when that does.
+template <typename Stream, typename Request, typename Response>
+class ProgressStream : public SharedStream<Stream, Request, Response> {
+  using Base = SharedStream<Stream, Request, Response>;
+
+ public:
+  void OnWriteDone(bool) override {
+    MutexLock lock(mu_);
+    writing_ = false;
+    if (ended_) FinishLocked();
+  }
+
+ protected:
+  using Base::Base;
+  using Base::mu_;
+
+  // Makes `response_` say how far it is.
+  virtual void FillIn() KVS_REQUIRES(mu_) = 0;
+  // Tells it, unless a message is on its way.
+  void TellLocked() KVS_REQUIRES(mu_) {
+    if (writing_) return;
+    FillIn();
+    writing_ = true;
+    this->StartWrite(&response_);
+  }
+  // It is over, and `why`. What comes after the first time is nothing to the caller.
+  void End(const Status& why) KVS_EXCLUDES(mu_) {
+    MutexLock lock(mu_);
+    if (ended_) return;
+    ended_ = true;
+    why_ = why;
+    if (!writing_) FinishLocked();
+  }
+  bool ended() const KVS_REQUIRES(mu_) { return ended_; }
+  bool writing() const KVS_REQUIRES(mu_) { return writing_; }
+
+  Response response_ KVS_GUARDED_BY(mu_);
+
+ private:
+  void FinishLocked() KVS_REQUIRES(mu_) {
+    FillIn();
+    response_.set_done(why_.ok());
+    writing_ = true;  // nothing may follow
+    this->StartWriteAndFinish(&response_, grpc::WriteOptions(), ToGrpc(why_));
+  }
+
+  bool writing_ KVS_GUARDED_BY(mu_) = false;
+  bool ended_ KVS_GUARDED_BY(mu_) = false;
+  Status why_ KVS_GUARDED_BY(mu_);
+};
+
 }  // namespace kvstrata
 
 #endif  // KVSTRATA_SERVER_RPC_CALLS_SHARED_STREAM_H_

@@ -9,7 +9,7 @@
 #include "kernels/step/step.h"
 #include "kvstrata/v1/compute.pb.h"
 #include "server/rpc/calls/copy_fields.h"
-#include "server/rpc/calls/traced_call.h"
+#include "server/rpc/calls/service_context.h"
 #include "server/telemetry/verified_hits.h"
 
 namespace kvstrata {

@@ -11,7 +11,7 @@
 #include "kernels/plan/plan_needs.h"
 #include "server/rpc/calls/copy_fields.h"
 #include "server/rpc/calls/prefix_messages.h"
-#include "server/rpc/calls/traced_call.h"
+#include "server/rpc/calls/service_context.h"
 #include "server/sockets/packet.h"
 #include "server/telemetry/log.h"
 

@@ -5,8 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "server/rpc/steps/cpu_steps.h"
-#include "server/rpc/steps/gpu_steps.h"
+#include "server/rpc/steps/step_runner.h"
 #include "server/sockets/packet.h"
 #include "server/telemetry/log.h"
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "server/rpc/steps/cpu_steps.h"
-
 #include <cstring>
 #include <utility>
+
+#include "server/rpc/steps/step_runner.h"
 
 namespace kvstrata {
 namespace {

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "server/rpc/steps/gpu_steps.h"
-
 #include <atomic>
 #include <cstring>
 #include <optional>
@@ -12,9 +10,12 @@
 #include "kernels/step/gpu/cuda_inspect.h"
 #include "kernels/step/gpu/cuda_shadow.h"
 #include "kernels/step/gpu/cuda_step.h"
+#include "server/rpc/steps/step_runner.h"
 
 namespace kvstrata {
 namespace {
+
+constexpr int kGpuStepsOpen = 4;  // steps of a session, at a time
 
 using Clock = std::chrono::steady_clock;
 
@@ -141,12 +142,76 @@ class GpuStep final : public StepRunner {
     room_.taken = false;
   }
 
-  Status Append(int layer, const Rows& k, const Rows& v) override;
-  Status Select(int layer, const Rows& q) override;
-  Status Attend(int layer, const Rows& q, const MutableRows& out, float* lse) override;
-  Result<Chosen> ChosenOf(int member, bool with_cost) override;
-  Status End() override;
-  Result<ReadSample> Shadow(int member) override;
+  Status Append(int layer, const Rows& k, const Rows& v) override {
+    const int32_t heads = room_.geometry.kv_heads;
+    const uint64_t k_bytes = BytesOf(heads, k.dtype), v_bytes = BytesOf(heads, v.dtype);
+    KVS_RETURN_IF_ERROR(Prepare(Padded(k_bytes) + v_bytes));
+    KVS_ASSIGN_OR_RETURN(const Rows keys, Upload(k, k_bytes, 0));
+    KVS_ASSIGN_OR_RETURN(const Rows values, Upload(v, v_bytes, Padded(k_bytes)));
+    room_.not_finite_word().store(0, std::memory_order_relaxed);
+    KVS_RETURN_IF_ERROR(device_.Told(step_->Append(layer, keys, values)));
+    KVS_RETURN_IF_ERROR(device_.Await());
+    if (room_.not_finite_word().load(std::memory_order_acquire) == 0) return OkStatus();
+    return CheckFinite(*step_, k, v);
+  }
+  Status Select(int layer, const Rows& q) override {
+    const uint64_t bytes = BytesOf(room_.geometry.query_heads, q.dtype);
+    KVS_RETURN_IF_ERROR(Prepare(bytes));
+    KVS_ASSIGN_OR_RETURN(const Rows queries, Upload(q, bytes, 0));
+    KVS_RETURN_IF_ERROR(device_.Told(step_->Select(layer, queries)));
+    return device_.Await();
+  }
+  Status Attend(int layer, const Rows& q, const MutableRows& out, float* lse) override {
+    const int32_t heads = room_.geometry.query_heads;
+    const uint64_t q_bytes = BytesOf(heads, q.dtype), out_bytes = BytesOf(heads, out.dtype);
+    const uint64_t lse_bytes =
+        lse == nullptr ? 0
+                       : sizeof(float) * static_cast<uint64_t>(int64_t{step_->tokens()} * heads);
+    const uint64_t out_at = Padded(q_bytes), lse_at = out_at + Padded(out_bytes);
+    KVS_RETURN_IF_ERROR(Prepare(lse_at + lse_bytes));
+    KVS_ASSIGN_OR_RETURN(const Rows queries, Upload(q, q_bytes, 0));
+    const MutableRows rows{room_.device(out_at), out.token_stride, out.head_stride, out.dtype};
+    float* const sums = lse == nullptr ? nullptr : reinterpret_cast<float*>(room_.device(lse_at));
+    KVS_RETURN_IF_ERROR(device_.Told(step_->Attend(layer, queries, rows, sums)));
+    // Outputs and sums in one piece.
+    KVS_RETURN_IF_ERROR(
+        device_.Check(device_.ops().copy_async(room_.page_locked(out_at), room_.device(out_at),
+                                               lse_at - out_at + lse_bytes, device_.stream()),
+                      "copying a tensor"));
+    KVS_RETURN_IF_ERROR(device_.Await());
+    std::memcpy(out.data, room_.page_locked(out_at), out_bytes);
+    if (lse != nullptr) std::memcpy(lse, room_.page_locked(lse_at), lse_bytes);
+    return OkStatus();
+  }
+  Result<Chosen> ChosenOf(int member, bool with_cost) override {
+    read_.resize(static_cast<size_t>(step_->members()));
+    std::optional<Selection>& selection = read_[static_cast<size_t>(member)];
+    if (!selection) {
+      Result<Selection> read = step_->ReadSelection(member);
+      if (!read.ok()) return device_.Told(read.status());
+      selection = std::move(read).value();
+    }
+    if (!with_cost) return Chosen{&*selection, {}};
+    const Result<StepCost> cost = step_->ReadCost(member);
+    if (!cost.ok()) return device_.Told(cost.status());
+    return Chosen{&*selection, *cost};
+  }
+  Status End() override {
+    KVS_RETURN_IF_ERROR(device_.Told(step_->End(device_.stream())));
+    return device_.Await();
+  }
+  Result<ReadSample> Shadow(int member) override {
+    shadows_.resize(static_cast<size_t>(step_->members()));
+    Result<std::unique_ptr<CudaShadow>> shadow = CudaShadow::Make(device_.ops(), room_.geometry);
+    if (!shadow.ok()) return device_.Told(shadow.status());
+    std::unique_ptr<CudaShadow>& kept = shadows_[static_cast<size_t>(member)];
+    kept = std::move(shadow).value();
+    step_->Shadow(member, kept.get());
+    return ReadSample([measured = kept.get()]() -> Result<ShadowSample> {
+      if (!measured->lost()) return measured->Read();
+      return Internal("RECALL_LOST", "measuring a step on the GPU failed; its answers are right");
+    });
+  }
 
  private:
   // The size of all new tokens' rows; rows of host memory are dense.
@@ -155,9 +220,19 @@ class GpuStep final : public StepRunner {
     return static_cast<uint64_t>(int64_t{step_->tokens()} * heads * dim * SizeOf(dtype));
   }
   // Puts rows at `at` of the room's memory, and has them copied.
-  Result<Rows> Upload(const Rows& rows, uint64_t bytes, uint64_t at);
+  Result<Rows> Upload(const Rows& rows, uint64_t bytes, uint64_t at) {
+    std::memcpy(room_.page_locked(at), rows.data, bytes);
+    KVS_RETURN_IF_ERROR(device_.Check(
+        device_.ops().copy_async(room_.device(at), room_.page_locked(at), bytes, device_.stream()),
+        "copying a tensor"));
+    return Rows{room_.device(at), rows.token_stride, rows.head_stride, rows.dtype};
+  }
   // Nothing is under way, and the room has so many bytes.
-  Status Prepare(uint64_t bytes);
+  Status Prepare(uint64_t bytes) {
+    KVS_RETURN_IF_ERROR(device_.Await());
+    read_.clear();
+    return device_.Told(room_.Reserve(bytes));
+  }
 
   GpuSteps& device_;
   Room& room_;
@@ -248,95 +323,6 @@ Result<std::unique_ptr<StepRunner>> GpuSteps::Begin(std::vector<StepMember> memb
 }
 
 // --- a step's -----------------------------------------------------------------------------------
-
-Status GpuStep::Prepare(uint64_t bytes) {
-  KVS_RETURN_IF_ERROR(device_.Await());
-  read_.clear();
-  return device_.Told(room_.Reserve(bytes));
-}
-
-Result<Rows> GpuStep::Upload(const Rows& rows, uint64_t bytes, uint64_t at) {
-  std::memcpy(room_.page_locked(at), rows.data, bytes);
-  KVS_RETURN_IF_ERROR(device_.Check(
-      device_.ops().copy_async(room_.device(at), room_.page_locked(at), bytes, device_.stream()),
-      "copying a tensor"));
-  return Rows{room_.device(at), rows.token_stride, rows.head_stride, rows.dtype};
-}
-
-Status GpuStep::Append(int layer, const Rows& k, const Rows& v) {
-  const int32_t heads = room_.geometry.kv_heads;
-  const uint64_t k_bytes = BytesOf(heads, k.dtype), v_bytes = BytesOf(heads, v.dtype);
-  KVS_RETURN_IF_ERROR(Prepare(Padded(k_bytes) + v_bytes));
-  KVS_ASSIGN_OR_RETURN(const Rows keys, Upload(k, k_bytes, 0));
-  KVS_ASSIGN_OR_RETURN(const Rows values, Upload(v, v_bytes, Padded(k_bytes)));
-  room_.not_finite_word().store(0, std::memory_order_relaxed);
-  KVS_RETURN_IF_ERROR(device_.Told(step_->Append(layer, keys, values)));
-  KVS_RETURN_IF_ERROR(device_.Await());
-  if (room_.not_finite_word().load(std::memory_order_acquire) == 0) return OkStatus();
-  return CheckFinite(*step_, k, v);
-}
-
-Status GpuStep::Select(int layer, const Rows& q) {
-  const uint64_t bytes = BytesOf(room_.geometry.query_heads, q.dtype);
-  KVS_RETURN_IF_ERROR(Prepare(bytes));
-  KVS_ASSIGN_OR_RETURN(const Rows queries, Upload(q, bytes, 0));
-  KVS_RETURN_IF_ERROR(device_.Told(step_->Select(layer, queries)));
-  return device_.Await();
-}
-
-Status GpuStep::Attend(int layer, const Rows& q, const MutableRows& out, float* lse) {
-  const int32_t heads = room_.geometry.query_heads;
-  const uint64_t q_bytes = BytesOf(heads, q.dtype), out_bytes = BytesOf(heads, out.dtype);
-  const uint64_t lse_bytes =
-      lse == nullptr ? 0 : sizeof(float) * static_cast<uint64_t>(int64_t{step_->tokens()} * heads);
-  const uint64_t out_at = Padded(q_bytes), lse_at = out_at + Padded(out_bytes);
-  KVS_RETURN_IF_ERROR(Prepare(lse_at + lse_bytes));
-  KVS_ASSIGN_OR_RETURN(const Rows queries, Upload(q, q_bytes, 0));
-  const MutableRows rows{room_.device(out_at), out.token_stride, out.head_stride, out.dtype};
-  float* const sums = lse == nullptr ? nullptr : reinterpret_cast<float*>(room_.device(lse_at));
-  KVS_RETURN_IF_ERROR(device_.Told(step_->Attend(layer, queries, rows, sums)));
-  // Outputs and sums in one piece.
-  KVS_RETURN_IF_ERROR(
-      device_.Check(device_.ops().copy_async(room_.page_locked(out_at), room_.device(out_at),
-                                             lse_at - out_at + lse_bytes, device_.stream()),
-                    "copying a tensor"));
-  KVS_RETURN_IF_ERROR(device_.Await());
-  std::memcpy(out.data, room_.page_locked(out_at), out_bytes);
-  if (lse != nullptr) std::memcpy(lse, room_.page_locked(lse_at), lse_bytes);
-  return OkStatus();
-}
-
-Result<StepRunner::Chosen> GpuStep::ChosenOf(int member, bool with_cost) {
-  read_.resize(static_cast<size_t>(step_->members()));
-  std::optional<Selection>& selection = read_[static_cast<size_t>(member)];
-  if (!selection) {
-    Result<Selection> read = step_->ReadSelection(member);
-    if (!read.ok()) return device_.Told(read.status());
-    selection = std::move(read).value();
-  }
-  if (!with_cost) return Chosen{&*selection, {}};
-  const Result<StepCost> cost = step_->ReadCost(member);
-  if (!cost.ok()) return device_.Told(cost.status());
-  return Chosen{&*selection, *cost};
-}
-
-Status GpuStep::End() {
-  KVS_RETURN_IF_ERROR(device_.Told(step_->End(device_.stream())));
-  return device_.Await();
-}
-
-Result<StepRunner::ReadSample> GpuStep::Shadow(int member) {
-  shadows_.resize(static_cast<size_t>(step_->members()));
-  Result<std::unique_ptr<CudaShadow>> shadow = CudaShadow::Make(device_.ops(), room_.geometry);
-  if (!shadow.ok()) return device_.Told(shadow.status());
-  std::unique_ptr<CudaShadow>& kept = shadows_[static_cast<size_t>(member)];
-  kept = std::move(shadow).value();
-  step_->Shadow(member, kept.get());
-  return ReadSample([measured = kept.get()]() -> Result<ShadowSample> {
-    if (!measured->lost()) return measured->Read();
-    return Internal("RECALL_LOST", "measuring a step on the GPU failed; its answers are right");
-  });
-}
 
 }  // namespace
 

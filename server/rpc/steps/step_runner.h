@@ -10,15 +10,19 @@
 #ifndef KVSTRATA_SERVER_RPC_STEPS_STEP_RUNNER_H_
 #define KVSTRATA_SERVER_RPC_STEPS_STEP_RUNNER_H_
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string_view>
 #include <vector>
 
 #include "base/status.h"
+#include "kernels/backend/backend.h"
 #include "kernels/cpu/executor.h"
+#include "kernels/cuda/cuda_ops.h"
 #include "kernels/step/shadow_attention.h"
 #include "kernels/step/step.h"
+#include "server/store/store.h"
 
 namespace kvstrata {
 
@@ -88,6 +92,24 @@ class StepDevice {
   const std::string_view backend_;
   StepGpu* const gpu_;
 };
+
+// The StepDevice of pages in host memory: ops of a CPU backend, run by an executor. Begin and
+// Attend cost what the ops do. Borrows both.
+std::unique_ptr<StepDevice> NewCpuSteps(const Backend* backend, Executor* executor);
+
+// The StepDevice of pages in GPU number `gpu` of this process, the store's `device`: CudaStep
+// (kernels/step/gpu/cuda_step.h) on a stream that is the session's own and has low priority.
+//
+// Tensors go through page-locked memory to the GPU and back; every call waits for what it enqueued,
+// at most `patience`, by asking, never in the driver: GPU_STUCK after that, and the next call waits
+// for it first. A step that is dropped waits too, because its pages may go to somebody else; a GPU
+// that is not done with it after `patience` is as good as lost, and its pool with it.
+// Memory of the GPU, outside of the pool: a CudaWorkspace for each step that is open at a time, and
+// two copies of a layer's tensors. Borrows all. Makes nothing before the first Begin; `executor`
+// inspects.
+std::unique_ptr<StepDevice> NewGpuSteps(const cuda::CudaOps* ops, int gpu, Store* store,
+                                        uint32_t device, Executor* executor,
+                                        std::chrono::milliseconds patience);
 
 }  // namespace kvstrata
 

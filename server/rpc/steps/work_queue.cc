@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/rpc/steps/work_queue.h"
 
-#include <pthread.h>
-
 #include <exception>
 #include <new>
 
@@ -27,9 +25,9 @@ void RunTask(const WorkQueue::Task& task) {
 WorkQueue::WorkQueue(int threads, std::string_view name, uint32_t patience)
     : name_(name), patience_(patience) {
   KVS_CHECK(threads >= 1);
+  threads_.reserve(static_cast<size_t>(threads));
   for (int i = 0; i < threads; ++i) {
-    threads_.emplace_back([this] { Run(); });
-    pthread_setname_np(threads_.back().native_handle(), name_.c_str());
+    threads_.push_back(StartThread(name_.c_str(), [this] { Run(); }));
   }
 }
 
@@ -51,7 +49,6 @@ void WorkQueue::Post(Task task) {
 }
 
 void WorkQueue::Run() {
-  WarmUpAllocator();
   Heartbeat beat(name_, patience_);
   std::unique_lock lock(mu_);
   for (;;) {

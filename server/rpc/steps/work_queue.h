@@ -34,8 +34,6 @@ class WorkQueue {
   explicit WorkQueue(int threads, std::string_view name = "kvs-grpc-work", uint32_t patience = 60);
   // Runs what is queued, then joins.
   ~WorkQueue();
-  WorkQueue(const WorkQueue&) = delete;
-  WorkQueue& operator=(const WorkQueue&) = delete;
 
   void Post(Task task);
 

@@ -2,14 +2,16 @@
 #include "server/store/books/books.h"
 
 #include <algorithm>
-#include <string>
 #include <thread>
-#include <utility>
 
 #include "base/check.h"
-#include "server/store/books/sequence.h"
 
 namespace kvstrata {
+namespace {
+
+bool IsUnused(const Model& model) { return model.sessions == 0 && model.pages == 0; }
+
+}  // namespace
 
 Taker TakerOf(const Session& session, const Sequence& s) {
   std::vector<PoolId> pools = PoolsOf(session, Tier::kDevice);
@@ -162,6 +164,29 @@ bool SessionCatalog::StepsRun() const {
 bool SessionCatalog::Fenced(const Arena& arena) const {
   const auto it = sessions_.find(arena.writer);
   return it != sessions_.end() && it->second->fenced;
+}
+
+void ModelTable::Enter(std::shared_ptr<Model> model) {
+  const uint64_t id = model->id;
+  models_.emplace(id, std::move(model));
+}
+
+void ModelTable::NotePages(uint64_t model, uint64_t pages) { models_.at(model)->pages += pages; }
+
+void ModelTable::NoteFreed(uint64_t model) {
+  const auto found = models_.find(model);
+  KVS_CHECK(found != models_.end());
+  --found->second->pages;
+  if (IsUnused(*found->second)) models_.erase(found);
+}
+
+void ModelTable::DropIfUnused(uint64_t model) {
+  const auto found = models_.find(model);
+  if (found != models_.end() && IsUnused(*found->second)) models_.erase(found);
+}
+
+void ModelTable::DropUnused() {
+  std::erase_if(models_, [](const auto& entry) { return IsUnused(*entry.second); });
 }
 
 }  // namespace kvstrata

@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "base/status.h"
-#include "server/store/books/model_table.h"
 #include "server/store/books/sequence.h"
+#include "server/store/options/store_fwd.h"
 #include "server/store/options/store_lock.h"
 #include "server/store/options/store_options.h"
 #include "server/store/options/user_limits.h"
@@ -30,6 +30,26 @@
 #include "server/store/reports/store_info.h"
 
 namespace kvstrata {
+
+// ModelTable: the models by number, and how many pages each has.
+//
+// A model is there as long as a session registered it or a page is its own (models.h). Ownership:
+// sequences share models. Thread-safety: all methods under the store's lock. Cost: a look-up.
+class ModelTable {
+ public:
+  const std::map<uint64_t, std::shared_ptr<Model>>& all() const { return models_; }
+  void Enter(std::shared_ptr<Model> model);
+  // So many more pages are the model's.
+  void NotePages(uint64_t model, uint64_t pages);
+  // One of its pages is no more; the last takes along a model that nobody registered.
+  void NoteFreed(uint64_t model);
+  // Forgets the model, or all of them, if it is there, nobody registered it and it has no pages.
+  void DropIfUnused(uint64_t model);
+  void DropUnused();
+
+ private:
+  std::map<uint64_t, std::shared_ptr<Model>> models_;
+};
 
 struct Books {
   Books(const StoreOptions& options, std::vector<StoreDevice> devices,
@@ -47,8 +67,6 @@ struct Books {
   ModelTable models KVS_GUARDED_BY(store_lock);
   StoreCounters counters KVS_GUARDED_BY(store_lock);
 };
-
-class ClusterTenants;
 
 // SessionCatalog: who is there. Tenants, their sessions, the sequences of those by number, and who
 // has a session to itself.
@@ -123,8 +141,6 @@ class SessionCatalog {
 // MODEL_UNKNOWN unless the session registered it.
 Result<const Session::KnownModel*> FindModel(const Session& session, uint64_t id);
 
-class SessionCatalog;
-
 // LongRequest: what grows with a request's tokens works in pieces.
 //
 // A request that takes, publishes or releases a page for every few tokens would keep the store's
@@ -170,10 +186,6 @@ class Outside {
  private:
   Session* const session_;
 };
-
-struct Sequence;
-struct Session;
-struct Tenant;
 
 // Taker: who pages are taken for, where from, and what of others it may have.
 //

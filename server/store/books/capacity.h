@@ -9,9 +9,9 @@
 #include <cstdint>
 #include <limits>
 
-namespace kvstrata {
+#include "server/store/options/store_fwd.h"
 
-struct Sequence;
+namespace kvstrata {
 
 inline constexpr uint64_t kUnlimited = std::numeric_limits<uint64_t>::max();
 

@@ -2,9 +2,7 @@
 #include "server/store/books/devices.h"
 
 #include <algorithm>
-#include <string>
 
-#include "server/store/books/books.h"
 #include "server/store/books/sequence.h"
 
 namespace kvstrata {

@@ -14,12 +14,10 @@
 
 #include "base/status.h"
 #include "server/store/books/books.h"
+#include "server/store/options/store_fwd.h"
 #include "server/store/options/store_lock.h"
 
 namespace kvstrata {
-
-struct Sequence;
-class SessionCatalog;
 
 class Devices {
  public:

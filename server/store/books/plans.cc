@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <string>
 #include <utility>
 
 #include "server/store/books/sequence.h"

@@ -18,12 +18,11 @@
 #include "kernels/pages/page_view.h"
 #include "kernels/plan/plan.h"
 #include "server/store/options/parameters.h"
+#include "server/store/options/store_fwd.h"
 #include "server/store/options/store_lock.h"
 #include "server/store/options/store_options.h"
 
 namespace kvstrata {
-
-struct CodecState;
 
 class Plans {
  public:

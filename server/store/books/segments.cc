@@ -2,7 +2,6 @@
 #include "server/store/books/segments.h"
 
 #include <atomic>
-#include <cstring>
 #include <new>
 
 #include "base/check.h"

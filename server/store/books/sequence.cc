@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/store/books/sequence.h"
 
-#include <algorithm>
-#include <string>
-
 namespace kvstrata {
 
 bool Writable(const Sequence& s, const Page* page) {

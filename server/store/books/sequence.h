@@ -19,6 +19,7 @@
 
 #include "server/store/books/segments.h"
 #include "server/store/options/session_types.h"
+#include "server/store/options/store_fwd.h"
 #include "server/store/options/user_limits.h"
 #include "server/store/pages/artefacts.h"
 #include "server/store/pages/epochs.h"
@@ -68,8 +69,6 @@ struct Model {
   UserPlace place;          // while there is one
   uint64_t pages = 0;       // records of pages and index blocks
 };
-
-struct Session;
 
 // Sessions of one tenant may see each other's sealed pages; nobody else's.
 struct Tenant {

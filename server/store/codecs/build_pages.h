@@ -14,20 +14,12 @@
 
 #include "base/status.h"
 #include "server/store/codecs/codec_extents.h"
+#include "server/store/options/store_fwd.h"
 #include "server/store/options/store_lock.h"
 #include "server/store/pages/prefix_key.h"
 #include "server/store/requests/build_job.h"
 
 namespace kvstrata {
-
-struct Books;
-struct Page;
-class PageHolds;
-class PageReferences;
-class PrefixCatalog;
-struct Sequence;
-class SessionCatalog;
-class Tables;
 
 // A page, or an index block, that is copied to the host for a piece.
 struct StagedPage {

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Pieces of builds (build_job.h): what comes next, what a worker gets, how it is entered.
 #include <algorithm>
-#include <string>
 #include <utility>
 
-#include "base/check.h"
 #include "server/store/books/books.h"
 #include "server/store/books/sequence.h"
 #include "server/store/codecs/build_pages.h"

@@ -2,7 +2,6 @@
 #include "server/store/codecs/builds.h"
 
 #include <algorithm>
-#include <string>
 #include <utility>
 
 #include "kernels/codec/codec.h"

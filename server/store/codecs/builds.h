@@ -16,7 +16,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -25,6 +24,7 @@
 
 #include "base/status.h"
 #include "kernels/plan/plan.h"
+#include "server/store/options/store_fwd.h"
 #include "server/store/options/store_lock.h"
 #include "server/store/options/user_limits.h"
 #include "server/store/pages/prefix_key.h"
@@ -32,18 +32,6 @@
 #include "server/store/requests/recompress_job.h"
 
 namespace kvstrata {
-
-class Answers;
-struct Books;
-class BuildPages;
-class Devices;
-struct FreshPages;
-class Plans;
-class Recompression;
-struct Sequence;
-class SessionCatalog;
-struct StagedPage;
-class UserLimits;
 
 // A request that waits for workers, or is theirs.
 struct PendingBuild {

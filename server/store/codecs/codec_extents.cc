@@ -2,7 +2,6 @@
 #include "server/store/codecs/codec_extents.h"
 
 #include <algorithm>
-#include <string>
 #include <utility>
 
 #include "server/store/books/books.h"

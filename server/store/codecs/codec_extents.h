@@ -16,24 +16,13 @@
 
 #include "base/status.h"
 #include "kernels/codec/codec.h"
+#include "server/store/options/store_fwd.h"
 #include "server/store/options/store_lock.h"
 #include "server/store/pages/artefacts.h"
 #include "server/store/pages/page_memory.h"
 #include "server/store/pages/page_tier.h"
 
 namespace kvstrata {
-
-struct Books;
-class PageAllocator;
-class PageHolds;
-class PageReferences;
-class PrefixCatalog;
-class RawPages;
-struct RecompressResult;
-struct Sequence;
-struct Session;
-class SessionCatalog;
-class Tables;
 
 // Pages for drafts, in their order.
 struct FreshPages {

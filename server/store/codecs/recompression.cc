@@ -6,7 +6,6 @@
 #include <string>
 #include <utility>
 
-#include "base/check.h"
 #include "server/store/books/books.h"
 #include "server/store/books/capacity.h"
 #include "server/store/books/sequence.h"

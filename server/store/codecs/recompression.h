@@ -14,17 +14,11 @@
 
 #include "base/status.h"
 #include "server/store/codecs/codec_extents.h"
+#include "server/store/options/store_fwd.h"
 #include "server/store/options/store_lock.h"
 #include "server/store/requests/recompress_job.h"
 
 namespace kvstrata {
-
-class Answers;
-struct Books;
-class PageHolds;
-class RawPages;
-struct Sequence;
-class SessionCatalog;
 
 class Recompression {
  public:

@@ -14,16 +14,11 @@
 #include <vector>
 
 #include "base/status.h"
+#include "server/store/options/store_fwd.h"
 #include "server/store/options/store_lock.h"
 #include "server/store/requests/recompress_job.h"
 
 namespace kvstrata {
-
-class Answers;
-class Builds;
-class Devices;
-class Recompression;
-class SessionCatalog;
 
 // How far a sequence's recompression is.
 struct WorkProgress {

@@ -15,19 +15,11 @@
 
 #include "base/status.h"
 #include "server/store/options/parameters.h"
+#include "server/store/options/store_fwd.h"
 #include "server/store/options/store_lock.h"
-#include "server/store/requests/page_owner.h"
 #include "server/store/requests/prefix_hit.h"
 
 namespace kvstrata {
-
-struct Books;
-class ClusterTenants;
-class Devices;
-class Plans;
-class PrefixCatalog;
-class Replication;
-class SessionCatalog;
 
 class Lookups {
  public:

@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/store/lookups/prefix_loads.h"
 
-#include <algorithm>
-#include <new>
 #include <optional>
 #include <utility>
 
 #include "server/store/books/books.h"
-#include "server/store/codecs/codec_extents.h"
 #include "server/store/prompts/opening.h"
 #include "server/store/references/page_references.h"
 #include "server/store/space/page_allocator.h"

@@ -20,23 +20,11 @@
 #include <span>
 #include <vector>
 
+#include "server/store/options/store_fwd.h"
 #include "server/store/options/store_lock.h"
 #include "server/store/pages/page_tier.h"
 
 namespace kvstrata {
-
-struct Artefact;
-class ArtefactLedger;
-struct Books;
-class CodecExtents;
-struct Opening;
-struct Page;
-class PageAllocator;
-class PageHolds;
-class PageReferences;
-class PrefixCatalog;
-struct Session;
-class SessionCatalog;
 
 class PrefixLoads {
  public:

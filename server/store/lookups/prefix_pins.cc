@@ -8,11 +8,10 @@
 #include "server/store/books/books.h"
 #include "server/store/books/sequence.h"
 #include "server/store/lookups/lookups.h"
-#include "server/store/pages/pins.h"
 #include "server/store/prompts/artefact_ledger.h"
 #include "server/store/prompts/held_prefix.h"
 #include "server/store/prompts/prefix_catalog.h"
-#include "server/store/requests/page_owner.h"
+#include "server/store/requests/prefix_hit.h"
 
 namespace kvstrata {
 namespace {

@@ -15,19 +15,13 @@
 #include <vector>
 
 #include "base/status.h"
+#include "server/store/options/store_fwd.h"
 #include "server/store/options/store_lock.h"
 #include "server/store/pages/page_tier.h"
 #include "server/store/pages/pins.h"
 #include "server/store/reports/store_info.h"
 
 namespace kvstrata {
-
-struct Books;
-class Lookups;
-class PrefixCatalog;
-class SessionCatalog;
-struct StoreOptions;
-struct StoreSettings;
 
 class PrefixPins {
  public:

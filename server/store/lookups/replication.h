@@ -11,20 +11,10 @@
 #include <functional>
 #include <vector>
 
+#include "server/store/options/store_fwd.h"
 #include "server/store/options/store_lock.h"
 
 namespace kvstrata {
-
-struct Books;
-struct CopyPlan;
-struct Opening;
-struct Page;
-class PageAllocator;
-class PageCopies;
-class PageReferences;
-class PrefixCatalog;
-class PrefixLoads;
-class SessionCatalog;
 
 class Replication {
  public:

@@ -11,7 +11,7 @@
 #include "server/store/lookups/lookups.h"
 #include "server/store/openings/openings.h"
 #include "server/store/options/parameters.h"
-#include "server/store/requests/page_owner.h"
+#include "server/store/requests/prefix_hit.h"
 #include "server/store/sequences/sequences.h"
 
 namespace kvstrata {

@@ -21,17 +21,12 @@
 #include <vector>
 
 #include "base/status.h"
+#include "server/store/options/store_fwd.h"
 #include "server/store/options/store_lock.h"
 #include "server/store/requests/opened_sequence.h"
 #include "server/store/requests/prefix_hit.h"
 
 namespace kvstrata {
-
-class Devices;
-class Lookups;
-class Openings;
-class Sequences;
-class SessionCatalog;
 
 class Leases {
  public:

@@ -7,18 +7,11 @@
 #define KVSTRATA_SERVER_STORE_OPENINGS_OPENING_ENDS_H_
 
 #include "base/status.h"
+#include "server/store/options/store_fwd.h"
 #include "server/store/options/store_lock.h"
 #include "server/store/prompts/opening.h"
 
 namespace kvstrata {
-
-struct Books;
-class Moves;
-class PageReferences;
-class PrefixLoads;
-class Recompression;
-class SequenceEntry;
-class SessionCatalog;
 
 class OpeningEnds {
  public:

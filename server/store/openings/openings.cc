@@ -2,7 +2,6 @@
 #include "server/store/openings/openings.h"
 
 #include <functional>
-#include <memory>
 #include <new>
 #include <string>
 #include <utility>

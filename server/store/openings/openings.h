@@ -15,18 +15,11 @@
 
 #include "base/status.h"
 #include "server/store/options/parameters.h"
+#include "server/store/options/store_fwd.h"
 #include "server/store/options/store_lock.h"
 #include "server/store/prompts/opening.h"
 
 namespace kvstrata {
-
-struct Books;
-class OpeningEnds;
-class Plans;
-class PrefixLoads;
-class Recompression;
-class Replication;
-class SessionCatalog;
 
 class Openings {
  public:

@@ -8,9 +8,6 @@
 
 #include <cerrno>
 #include <cstring>
-#include <vector>
-
-#include "base/check.h"
 
 namespace kvstrata {
 namespace {

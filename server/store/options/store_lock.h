@@ -4,15 +4,20 @@
 // owners (KVS_REQUIRES, KVS_GUARDED_BY).
 //
 // A store's methods that take the lock say KVS_EXCLUDES(store_lock), those that are called under it
-// KVS_REQUIRES(store_lock). Held for microseconds; what is longer works in pieces
-// (books.h). Thread-safety, cost: YieldingMutex's (base/yielding_mutex.h).
+// KVS_REQUIRES(store_lock). Held for microseconds; what is longer works in pieces (books.h) and
+// lets waiters in between. A holder that unlocks and locks again gets a std::mutex back before a
+// waiter has woken, every time: StoreMutex::Yield comes back after a waiter has had it.
+//
+// Thread-safety: all methods, from any thread. Cost: Lock and Unlock are those of std::mutex, and a
+// wait counts itself; Yield is one load while nobody waits, else a change of threads.
 #ifndef KVSTRATA_SERVER_STORE_OPTIONS_STORE_LOCK_H_
 #define KVSTRATA_SERVER_STORE_OPTIONS_STORE_LOCK_H_
 
+#include <atomic>
+#include <cstdint>
 #include <mutex>
 
 #include "base/sync.h"
-#include "base/yielding_mutex.h"
 
 namespace kvstrata {
 
@@ -21,15 +26,32 @@ inline constexpr StoreLocked store_lock;
 
 class StoreMutex {
  public:
-  void Lock() KVS_ACQUIRE(store_lock) KVS_NO_THREAD_SAFETY_ANALYSIS { mu_.Lock(); }
-  void Unlock() KVS_RELEASE(store_lock) KVS_NO_THREAD_SAFETY_ANALYSIS { mu_.Unlock(); }
-  // Whoever waits has had the lock when it returns, and the caller has it again.
-  void Yield() KVS_REQUIRES(store_lock) KVS_NO_THREAD_SAFETY_ANALYSIS { mu_.Yield(); }
-  uint32_t waiting() const { return mu_.waiting(); }
-  std::mutex& native() { return mu_.native(); }
+  void Lock() KVS_ACQUIRE(store_lock) KVS_NO_THREAD_SAFETY_ANALYSIS {
+    if (mu_.try_lock()) return;
+    waiting_.fetch_add(1);
+    mu_.lock();
+    waiting_.fetch_sub(1);
+    admitted_.fetch_add(1);
+    admitted_.notify_all();
+  }
+  void Unlock() KVS_RELEASE(store_lock) KVS_NO_THREAD_SAFETY_ANALYSIS { mu_.unlock(); }
+  // If anybody waits, at least one of them has had the lock when it returns, and the caller has it
+  // again.
+  void Yield() KVS_REQUIRES(store_lock) KVS_NO_THREAD_SAFETY_ANALYSIS {
+    if (waiting_.load() == 0) return;
+    const uint32_t admitted = admitted_.load();
+    mu_.unlock();
+    admitted_.wait(admitted);  // who was counted while this thread held the mutex is yet to come
+    Lock();
+  }
+  // Threads that wait in Lock now.
+  uint32_t waiting() const { return waiting_.load(); }
+  std::mutex& native() { return mu_; }
 
  private:
-  YieldingMutex mu_;
+  std::mutex mu_;
+  std::atomic<uint32_t> waiting_{0};
+  std::atomic<uint32_t> admitted_{0};  // how many who waited have had it, so far
 };
 
 class KVS_SCOPED_CAPABILITY StoreLock {

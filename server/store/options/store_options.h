@@ -20,7 +20,7 @@
 #include "kernels/step/break_even.h"
 #include "server/memory/memory_resource.h"
 #include "server/store/options/cluster_tenants.h"
-#include "server/store/options/pool_id.h"
+#include "server/store/options/session_types.h"
 #include "server/store/options/user_limits.h"
 
 namespace kvstrata {

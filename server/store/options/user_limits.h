@@ -83,8 +83,6 @@ class UserLimits {
 
   explicit UserLimits(UserLimitsOptions options = {});
   ~UserLimits();
-  UserLimits(const UserLimits&) = delete;
-  UserLimits& operator=(const UserLimits&) = delete;
 
   User* For(const std::string& name);
   bool IsOperator(const std::string& name) const { return options_.operators.contains(name); }

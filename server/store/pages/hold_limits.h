@@ -11,9 +11,9 @@
 #include <cstdint>
 #include <span>
 
-namespace kvstrata {
+#include "server/store/options/store_fwd.h"
 
-struct Page;
+namespace kvstrata {
 
 struct HoldLimits {
   uint32_t max_tokens = 0;  // rounded down to whole pages; 0: no limit

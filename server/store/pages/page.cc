@@ -2,7 +2,6 @@
 #include "server/store/pages/page.h"
 
 #include <algorithm>
-#include <array>
 #include <random>
 
 #include "base/check.h"

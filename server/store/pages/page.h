@@ -16,7 +16,6 @@
 #include <map>
 #include <memory>
 #include <span>
-#include <string>
 #include <tuple>
 #include <unordered_map>
 #include <vector>

@@ -20,11 +20,10 @@
 
 #include "base/sync.h"
 #include "server/memory/memory_resource.h"
+#include "server/store/options/store_fwd.h"
 #include "server/store/options/store_options.h"
 
 namespace kvstrata {
-
-struct Page;
 
 inline constexpr size_t kMaxPools = 1 + PoolId::kMaxDevices;
 

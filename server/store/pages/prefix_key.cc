@@ -7,7 +7,6 @@
 #include <sys/random.h>
 
 #include <bit>
-#include <cstring>
 #include <type_traits>
 
 #include "base/check.h"

@@ -20,10 +20,9 @@
 #include <vector>
 
 #include "kernels/pages/page_view.h"
+#include "server/store/options/store_fwd.h"
 
 namespace kvstrata {
-
-struct ModelDesc;
 
 using PageKey = std::array<uint8_t, 32>;
 

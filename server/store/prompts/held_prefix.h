@@ -23,7 +23,7 @@
 #include <vector>
 
 #include "kernels/plan/plan.h"
-#include "server/store/options/pool_id.h"
+#include "server/store/options/session_types.h"
 #include "server/store/pages/prefix_key.h"
 #include "server/store/reports/value_info.h"
 

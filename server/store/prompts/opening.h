@@ -16,14 +16,12 @@
 
 #include "base/status.h"
 #include "server/store/books/sequence.h"
+#include "server/store/options/store_fwd.h"
 #include "server/store/options/store_lock.h"
 #include "server/store/prompts/prefix_catalog.h"
 #include "server/store/requests/opened_sequence.h"
 
 namespace kvstrata {
-
-class Plans;
-class SessionCatalog;
 
 // A sequence on its way to be opened.
 struct Opening {

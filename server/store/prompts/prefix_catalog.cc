@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/store/prompts/prefix_catalog.h"
 
-#include <functional>
 #include <utility>
 
 #include "server/store/books/books.h"

@@ -15,21 +15,16 @@
 #include <string>
 #include <vector>
 
+#include "server/store/options/store_fwd.h"
 #include "server/store/options/store_lock.h"
 #include "server/store/pages/artefacts.h"
 #include "server/store/pages/page_tier.h"
-#include "server/store/pages/prefix_index.h"
 #include "server/store/prompts/artefact_ledger.h"
 #include "server/store/prompts/held_prefix.h"
 #include "server/store/prompts/prefix_survey.h"
 #include "server/store/reports/store_info.h"
 
 namespace kvstrata {
-
-struct Books;
-class PageReferences;
-struct Sequence;
-class SessionCatalog;
 
 // What memory has of a prompt.
 struct Hit {

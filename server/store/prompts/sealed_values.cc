@@ -7,7 +7,6 @@
 
 #include "server/store/books/books.h"
 #include "server/store/books/sequence.h"
-#include "server/store/prompts/artefact_ledger.h"
 #include "server/store/references/page_references.h"
 
 namespace kvstrata {

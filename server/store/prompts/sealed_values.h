@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "server/store/options/store_fwd.h"
 #include "server/store/options/store_lock.h"
 #include "server/store/pages/page_tier.h"
 #include "server/store/pages/prefix_key.h"
@@ -22,10 +23,6 @@
 #include "server/store/reports/value_info.h"
 
 namespace kvstrata {
-
-class ArtefactLedger;
-struct Books;
-class PageHolds;
 
 // Who copies a value. What was reported of its positions is new until the local tier has copied it.
 enum class CopyFor : uint8_t { kLocalTier, kRemoteTier };

@@ -12,20 +12,12 @@
 #include <cstdint>
 #include <set>
 
+#include "server/store/options/store_fwd.h"
 #include "server/store/options/store_lock.h"
 #include "server/store/pages/page_memory.h"
 #include "server/store/reports/store_info.h"
 
 namespace kvstrata {
-
-struct Artefact;
-struct Books;
-struct Model;
-struct Page;
-class PageReferences;
-class SessionCatalog;
-struct Taker;
-struct Tenant;
 
 class Eviction {
  public:

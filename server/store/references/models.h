@@ -8,23 +8,15 @@
 #define KVSTRATA_SERVER_STORE_REFERENCES_MODELS_H_
 
 #include <cstdint>
-#include <map>
 #include <memory>
 
 #include "base/status.h"
 #include "kernels/pages/page_view.h"
 #include "server/store/options/session_types.h"
+#include "server/store/options/store_fwd.h"
 #include "server/store/options/store_lock.h"
 
 namespace kvstrata {
-
-struct Books;
-class Eviction;
-struct Model;
-class PageReferences;
-class SessionCatalog;
-struct Tenant;
-class UserLimits;
 
 class Models {
  public:

@@ -2,7 +2,6 @@
 #include "server/store/references/page_references.h"
 
 #include <algorithm>
-#include <string>
 #include <utility>
 
 #include "base/check.h"

@@ -17,18 +17,11 @@
 #include <unordered_map>
 #include <vector>
 
+#include "server/store/options/store_fwd.h"
 #include "server/store/options/store_lock.h"
 #include "server/store/pages/page_memory.h"
 
 namespace kvstrata {
-
-struct Artefact;
-struct Books;
-struct Extent;
-struct Page;
-struct Session;
-class SessionCatalog;
-struct Tenant;
 
 class PageReferences {
  public:
@@ -78,10 +71,6 @@ class PageReferences {
   std::array<bool, kMaxPools> dropped_ KVS_GUARDED_BY(store_lock){};  // by PoolId::index
   std::set<Page*> parked_ KVS_GUARDED_BY(store_lock);
 };
-
-struct Page;
-class PageReferences;
-struct Session;
 
 // PageHolds: the one way to keep a page alive without the store's lock. Whoever reads, writes or
 // copies pages outside of it begins a hold under it, adds the pages, and ends the hold under it.

@@ -2,7 +2,6 @@
 #include "server/store/references/tables.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "base/check.h"
 #include "server/store/books/books.h"

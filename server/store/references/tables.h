@@ -14,20 +14,12 @@
 
 #include "base/status.h"
 #include "proto/shm_layout.h"
+#include "server/store/options/store_fwd.h"
 #include "server/store/options/store_lock.h"
 #include "server/store/pages/page_memory.h"
 #include "server/store/reports/store_info.h"
 
 namespace kvstrata {
-
-struct Arena;
-struct Books;
-struct Page;
-class PageMemory;
-class PageReferences;
-struct Sequence;
-struct Session;
-class SessionCatalog;
 
 class Tables {
  public:

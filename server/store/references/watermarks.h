@@ -9,13 +9,11 @@
 #include <cstdint>
 #include <functional>
 
+#include "server/store/options/store_fwd.h"
 #include "server/store/options/store_lock.h"
 #include "server/store/pages/page_memory.h"
 
 namespace kvstrata {
-
-struct Books;
-struct StoreSettings;
 
 class Watermarks {
  public:

@@ -13,12 +13,10 @@
 #ifndef KVSTRATA_SERVER_STORE_REPORTS_RECALL_AUDIT_H_
 #define KVSTRATA_SERVER_STORE_REPORTS_RECALL_AUDIT_H_
 
-#include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "base/status.h"

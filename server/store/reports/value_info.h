@@ -6,12 +6,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "base/status.h"
 #include "kernels/pages/tier.h"
 
 namespace kvstrata {

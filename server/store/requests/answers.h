@@ -20,9 +20,18 @@ class Answers {
  public:
   explicit Answers(StoreMutex& mu) : mu_(mu) {}
 
-  void Add(SettleDone done, Status status) KVS_REQUIRES(store_lock);
+  void Add(SettleDone done, Status status) KVS_REQUIRES(store_lock) {
+    answers_.emplace_back(std::move(done), std::move(status));
+  }
   // Tells all that there is to tell. After everything that may have closed or finished something.
-  void Tell() KVS_EXCLUDES(store_lock);
+  void Tell() KVS_EXCLUDES(store_lock) {
+    std::vector<std::pair<SettleDone, Status>> answers;
+    {
+      StoreLock lock(mu_);
+      answers.swap(answers_);
+    }
+    for (const auto& [done, status] : answers) done(status);
+  }
   // What `work` returns, and then Tell.
   template <typename Work>
   auto TellAfter(Work&& work) KVS_EXCLUDES(store_lock) {

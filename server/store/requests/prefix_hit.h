@@ -12,11 +12,22 @@
 #include <vector>
 
 #include "base/status.h"
+#include "kernels/pages/page_view.h"
 #include "kernels/plan/plan.h"
 #include "server/store/pages/prefix_key.h"
-#include "server/store/reports/value_info.h"
 
 namespace kvstrata {
+
+// Whose pages a look-up is about.
+struct PageOwner {
+  std::string tenant;
+  KeyChain chain;
+  Geometry geometry;
+  uint32_t page_tokens = 0;
+  uint64_t page_bytes = 0;
+  std::string model_name;
+  uint32_t device = 0;  // device of its session; without one the first
+};
 
 // The open that a look-up is to answer for.
 struct LookupPlan {

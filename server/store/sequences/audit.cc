@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The proof of the books. Everything is counted again from the sequences, the prefix index and the
 // retired lists, and compared with what the allocators, the counters and the clients' tables say.
-#include <algorithm>
 #include <map>
 #include <set>
 #include <string>

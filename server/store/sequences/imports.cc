@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/store/sequences/imports.h"
 
-#include <algorithm>
 #include <new>
 #include <string>
-#include <utility>
 
 #include "server/store/books/books.h"
 #include "server/store/books/devices.h"

@@ -16,11 +16,10 @@
 #include "base/status.h"
 #include "kernels/pages/page_view.h"
 #include "kernels/plan/plan.h"
+#include "server/store/options/store_fwd.h"
 #include "server/store/options/store_lock.h"
 
 namespace kvstrata {
-
-struct Page;
 
 // Imported sequences as the store sees them: sequences whose engine keeps its keys and values in
 // tensors of its own, and whose pages the daemon fills from there (server/work/importer.h).
@@ -55,13 +54,6 @@ struct ImportJob {
   };
   std::vector<Staged> staged;
 };
-
-struct Books;
-class Devices;
-class PageHolds;
-struct Sequence;
-class SessionCatalog;
-class StepEvents;
 
 class Imports {
  public:

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
-#include <set>
 #include <unordered_map>
 
 #include "kernels/codec/codec.h"

@@ -13,20 +13,11 @@
 #include <vector>
 
 #include "base/status.h"
+#include "server/store/options/store_fwd.h"
 #include "server/store/options/store_lock.h"
 #include "server/store/reports/store_info.h"
 
 namespace kvstrata {
-
-struct Books;
-class Eviction;
-class PageHolds;
-class PageReferences;
-class Plans;
-class PrefixPins;
-struct Sequence;
-struct Session;
-class SessionCatalog;
 
 class Inspection {
  public:

@@ -12,24 +12,17 @@
 
 #include <cstdint>
 #include <random>
-#include <span>
 #include <string_view>
 #include <vector>
 
 #include "base/status.h"
 #include "proto/shm_layout.h"
+#include "server/store/options/store_fwd.h"
 #include "server/store/options/store_lock.h"
 #include "server/store/reports/recall_audit.h"
 #include "server/store/reports/store_info.h"
 
 namespace kvstrata {
-
-class Answers;
-class Inspection;
-struct Sequence;
-struct Session;
-class SessionCatalog;
-struct StoreSettings;
 
 // For the sequences of one preset, since the start.
 struct SampledRecall {

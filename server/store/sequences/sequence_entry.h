@@ -10,18 +10,11 @@
 #include <memory>
 
 #include "base/status.h"
+#include "server/store/options/store_fwd.h"
 #include "server/store/options/store_lock.h"
 #include "server/store/prompts/opening.h"
 
 namespace kvstrata {
-
-struct Books;
-class PageAllocator;
-class PageReferences;
-class RawPages;
-class SessionCatalog;
-struct StoreOptions;
-class Tables;
 
 // The lease that `s` has its place of (leases.h) counts again, unless it is over.
 void GivePlaceBack(const SessionCatalog& catalog, Sequence* s) KVS_REQUIRES(store_lock);

@@ -15,28 +15,11 @@
 #include <vector>
 
 #include "base/status.h"
+#include "server/store/options/store_fwd.h"
 #include "server/store/options/store_lock.h"
 #include "server/store/requests/opened_sequence.h"
 
 namespace kvstrata {
-
-class Answers;
-struct Books;
-class Builds;
-class Devices;
-struct Page;
-class PageReferences;
-class PrefixCatalog;
-class RawPages;
-class RecallAudits;
-class Recompression;
-struct Sequence;
-class SequenceEntry;
-struct Session;
-class SessionCatalog;
-struct StoreOptions;
-class Tables;
-class Watermarks;
 
 class Sequences {
  public:

@@ -3,7 +3,6 @@
 
 #include <sys/random.h>
 
-#include <algorithm>
 #include <chrono>
 #include <string>
 #include <utility>

@@ -7,25 +7,14 @@
 #define KVSTRATA_SERVER_STORE_SEQUENCES_SESSIONS_H_
 
 #include <cstdint>
-#include <memory>
 #include <string_view>
 
 #include "base/status.h"
 #include "server/store/options/session_types.h"
+#include "server/store/options/store_fwd.h"
 #include "server/store/options/store_lock.h"
 
 namespace kvstrata {
-
-class Answers;
-struct Books;
-class Models;
-class PageReferences;
-class Sequences;
-struct Session;
-class SessionCatalog;
-struct StoreOptions;
-struct Tenant;
-class Watermarks;
 
 class Sessions {
  public:

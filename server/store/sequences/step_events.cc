@@ -3,10 +3,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <string>
 
-#include "base/check.h"
 #include "server/store/books/books.h"
 #include "server/store/books/devices.h"
 #include "server/store/books/sequence.h"

@@ -12,31 +12,14 @@
 
 #include <cstdint>
 #include <span>
-#include <vector>
 
 #include "base/status.h"
+#include "server/store/options/store_fwd.h"
 #include "server/store/options/store_lock.h"
 #include "server/store/pages/prefix_key.h"
 #include "server/store/pages/series.h"
 
 namespace kvstrata {
-
-struct Books;
-class CodecExtents;
-struct CopyPlan;
-class Devices;
-struct Page;
-class PageAllocator;
-class PageCopies;
-class PageReferences;
-class PrefixCatalog;
-class RecallAudits;
-class Recompression;
-struct Sequence;
-struct Session;
-class SessionCatalog;
-struct StoreOptions;
-class Tables;
 
 class StepEvents {
  public:

@@ -2,11 +2,8 @@
 #include "server/store/space/capacity_counter.h"
 
 #include <algorithm>
-#include <string>
-#include <utility>
 
 #include "server/store/books/books.h"
-#include "server/store/books/plans.h"
 #include "server/store/prompts/opening.h"
 #include "server/store/references/eviction.h"
 #include "server/store/references/page_references.h"

@@ -8,25 +8,16 @@
 #define KVSTRATA_SERVER_STORE_SPACE_CAPACITY_COUNTER_H_
 
 #include <cstdint>
-#include <memory>
 #include <string_view>
 #include <unordered_map>
 
 #include "base/status.h"
 #include "server/store/books/capacity.h"
+#include "server/store/options/store_fwd.h"
 #include "server/store/options/store_lock.h"
 #include "server/store/pages/page_memory.h"
 
 namespace kvstrata {
-
-struct Arena;
-struct Books;
-class Eviction;
-class PageReferences;
-class Plans;
-struct Sequence;
-class SessionCatalog;
-struct Taker;
 
 class CapacityCounter {
  public:

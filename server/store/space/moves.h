@@ -15,20 +15,12 @@
 #include <string_view>
 
 #include "base/status.h"
+#include "server/store/options/store_fwd.h"
 #include "server/store/options/store_lock.h"
 #include "server/store/pages/page_memory.h"
 #include "server/store/reports/store_info.h"
 
 namespace kvstrata {
-
-struct Books;
-class Devices;
-class PageCopies;
-class Relief;
-struct Sequence;
-struct Session;
-class SessionCatalog;
-class Watermarks;
 
 class Moves {
  public:

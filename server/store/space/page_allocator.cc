@@ -3,12 +3,8 @@
 
 #include <algorithm>
 #include <array>
-#include <optional>
-#include <set>
 #include <utility>
 
-#include "base/check.h"
-#include "server/store/books/books.h"
 #include "server/store/books/sequence.h"
 #include "server/store/references/eviction.h"
 #include "server/store/references/page_references.h"

@@ -12,23 +12,14 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "base/status.h"
 #include "server/store/books/books.h"
+#include "server/store/options/store_fwd.h"
 #include "server/store/options/store_lock.h"
 
 namespace kvstrata {
-
-struct Books;
-class CapacityCounter;
-class Eviction;
-class PageReferences;
-struct Sequence;
-struct Session;
-class SessionCatalog;
-class Watermarks;
 
 // What was not to be had.
 struct Shortage {

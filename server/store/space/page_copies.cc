@@ -5,7 +5,6 @@
 #include <thread>
 #include <utility>
 
-#include "base/check.h"
 #include "server/store/books/books.h"
 #include "server/store/books/sequence.h"
 #include "server/store/references/page_references.h"

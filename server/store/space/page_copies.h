@@ -16,21 +16,12 @@
 #include "base/status.h"
 #include "kernels/pages/page_view.h"
 #include "server/store/options/copy_rate.h"
+#include "server/store/options/store_fwd.h"
 #include "server/store/options/store_lock.h"
 #include "server/store/pages/page_memory.h"
 #include "server/store/reports/store_info.h"
 
 namespace kvstrata {
-
-struct Books;
-class PageAllocator;
-class PageHolds;
-class PageReferences;
-struct Sequence;
-struct Session;
-class SessionCatalog;
-class Tables;
-struct Taker;
 
 // A page and the one that it is copied to.
 struct PlannedCopy {

@@ -2,8 +2,6 @@
 #include "server/store/space/raw_pages.h"
 
 #include <algorithm>
-#include <optional>
-#include <string>
 
 #include "server/store/books/books.h"
 #include "server/store/books/sequence.h"

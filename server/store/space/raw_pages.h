@@ -12,20 +12,11 @@
 #include <vector>
 
 #include "base/status.h"
+#include "server/store/options/store_fwd.h"
 #include "server/store/options/store_lock.h"
 #include "server/store/pages/page_memory.h"
 
 namespace kvstrata {
-
-struct Books;
-struct CopyPlan;
-struct Page;
-class PageAllocator;
-class PageCopies;
-class PageReferences;
-struct Sequence;
-class SessionCatalog;
-class Tables;
 
 class RawPages {
  public:

@@ -12,20 +12,12 @@
 #include <optional>
 #include <unordered_map>
 
+#include "server/store/options/store_fwd.h"
 #include "server/store/options/store_lock.h"
 #include "server/store/pages/page_memory.h"
 #include "server/store/space/page_copies.h"
 
 namespace kvstrata {
-
-struct Arena;
-struct Books;
-class Eviction;
-class PageAllocator;
-class PageHolds;
-class PageReferences;
-class SessionCatalog;
-class Watermarks;
 
 class Relief {
  public:

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
-#include <string>
-
 #include "server/memory/memory_resource.h"
+
+#include <algorithm>
 
 namespace kvstrata {
 namespace {
@@ -39,11 +38,39 @@ class LimitedResource final : public MemoryResource {
   uint64_t used_ = 0;
 };
 
+constexpr uint64_t kStaged = uint64_t{16} << 20;  // at a time, but for a larger one
+
+uint64_t SpanOf(const CopyShape& shape) {
+  return shape.rows == 0 ? 0 : (shape.rows - 1) * shape.pitch + shape.width;
+}
+
 }  // namespace
 
 std::unique_ptr<MemoryResource> NewLimitedResource(std::unique_ptr<MemoryResource> upstream,
                                                    const uint64_t* capacity) {
   return std::make_unique<LimitedResource>(std::move(upstream), capacity);
+}
+
+// Out of one into memory of the host, from there into the other, by the copies that each knows.
+// Right for any two devices; what a link between them could gain is not tried.
+Status CopyBetween(MemoryResource& from, MemoryResource& to, std::span<const MemoryCopy> copies) {
+  for (size_t begin = 0, end = 0; begin < copies.size(); begin = end) {
+    uint64_t bytes = 0;
+    while (end < copies.size() && (end == begin || bytes + SpanOf(copies[end].shape) <= kStaged)) {
+      bytes += SpanOf(copies[end++].shape);
+    }
+    const auto staged = std::make_unique_for_overwrite<std::byte[]>(bytes);
+    std::vector<MemoryCopy> out_of, into;
+    std::byte* at = staged.get();
+    for (const MemoryCopy& copy : copies.subspan(begin, end - begin)) {
+      out_of.push_back({at, copy.from, copy.shape});
+      into.push_back({copy.to, at, copy.shape});
+      at += SpanOf(copy.shape);
+    }
+    KVS_RETURN_IF_ERROR(from.Copy(out_of));
+    KVS_RETURN_IF_ERROR(to.Copy(into));
+  }
+  return OkStatus();
 }
 
 }  // namespace kvstrata

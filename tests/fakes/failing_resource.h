@@ -1,9 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fault injection for tests: fails from the N-th allocation on, or as a lost device does.
+// FailingResource: a MemoryResource that fails from the N-th allocation on, or as a lost device
+// does.
+#ifndef KVSTRATA_TESTS_FAKES_FAILING_RESOURCE_H_
+#define KVSTRATA_TESTS_FAKES_FAILING_RESOURCE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <utility>
+
 #include "server/memory/memory_resource.h"
 
 namespace kvstrata {
-namespace {
 
 class FailingResource final : public MemoryResource {
  public:
@@ -39,17 +48,19 @@ class FailingResource final : public MemoryResource {
   const std::shared_ptr<const std::atomic<bool>> lost_;
 };
 
-}  // namespace
-
-std::unique_ptr<MemoryResource> NewFailingResource(std::unique_ptr<MemoryResource> upstream,
-                                                   uint64_t successes) {
+// The first `successes` allocations pass, all later ones fail with MEMORY_EXHAUSTED.
+inline std::unique_ptr<MemoryResource> NewFailingResource(std::unique_ptr<MemoryResource> upstream,
+                                                          uint64_t successes) {
   return std::make_unique<FailingResource>(std::move(upstream), successes,
                                            std::make_shared<const std::atomic<bool>>(false));
 }
 
-std::unique_ptr<MemoryResource> NewLosableResource(std::unique_ptr<MemoryResource> upstream,
-                                                   std::shared_ptr<const std::atomic<bool>> lost) {
+// Once `lost`, allocations and copies answer DEVICE_FAILED, as after a GPU's sticky error.
+inline std::unique_ptr<MemoryResource> NewLosableResource(
+    std::unique_ptr<MemoryResource> upstream, std::shared_ptr<const std::atomic<bool>> lost) {
   return std::make_unique<FailingResource>(std::move(upstream), ~uint64_t{0}, std::move(lost));
 }
 
 }  // namespace kvstrata
+
+#endif  // KVSTRATA_TESTS_FAKES_FAILING_RESOURCE_H_

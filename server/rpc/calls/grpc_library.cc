@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "server/rpc/calls/library_log.h"
+#include "server/rpc/calls/grpc_library.h"
 
 #include <google/protobuf/stubs/logging.h>
 #include <grpc/support/log.h>
 
-#include <chrono>
 #include <string>
 
 #include "base/sync.h"
