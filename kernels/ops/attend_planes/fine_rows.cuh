@@ -112,7 +112,7 @@ __device__ __forceinline__ uint32_t LowerCodes(uint32_t plane1, uint32_t plane2,
   const uint32_t high = m < 2 ? plane1 << (4 - 2 * m) : plane1 >> (2 * m - 4);
   return SelectBits(0xF0F0F0F0u, high, plane2 >> 4 * (m / 2));
 }
-inline constexpr uint32_t kLowerDigits = 0x003F003F;  // of every second code
+inline constexpr uint32_t kLowerDigits = 0x003F003F;  // every second code's
 
 }  // namespace kvstrata::cuda
 
