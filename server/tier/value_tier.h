@@ -141,8 +141,8 @@ struct TierCall {
   std::function<void()> done;
   // For Put and Forget: OK means that it holds after a power cut too, where the tier outlives one.
   bool durable = false;
-  // The caller does nothing until `done`. A tier may carry a Put, Forget or Walk out in that thread,
-  // and wakes none of its own for it then.
+  // The caller does nothing until `done`. A tier may carry a Put, Forget or Walk out in that
+  // thread, and wakes none of its own for it then.
   bool waits = false;
 };
 
