@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The C ABI's sequences, plans, look-up and capacity (include/kvstrata/kvstrata.h), as abi.cc has the rest.
+// The C ABI's sequences, plans, look-up and capacity (include/kvstrata/kvstrata.h), as abi.cc has
+// the rest.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>

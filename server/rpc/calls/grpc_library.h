@@ -10,9 +10,9 @@
 
 namespace kvstrata {
 
-// What gRPC and protobuf write to stderr becomes events of the daemon's log ("grpc", "protobuf"): in
-// its format, at most five lines a second of each, since a peer can provoke them, and without what
-// a peer sent. For the whole process, and for good. Any thread; idempotent.
+// What gRPC and protobuf write to stderr becomes events of the daemon's log ("grpc", "protobuf"):
+// in its format, at most five lines a second of each, since a peer can provoke them, and without
+// what a peer sent. For the whole process, and for good. Any thread; idempotent.
 void TakeOverLibraryLogs();
 
 // WithoutThreads: leaves reflection out of a gRPC server, the one service that is not of the
