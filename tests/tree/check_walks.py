@@ -161,9 +161,10 @@ def failures(root, text, counted):
         if len(items) > MOST_CALLS + 1:
             yield f"{title}: {len(items) - 1} calls, at most {MOST_CALLS}"
         walk = Walk(root, items, threads)
-        if not title.endswith(f": {len(items) - 1} calls, {len(walk.threads_named())} threads"):
-            yield (f"{title}: its heading says other figures than {len(items) - 1} calls, "
-                   f"{len(walk.threads_named())} threads")
+        named = len(walk.threads_named())
+        says = f"{len(items) - 1} calls, {named} thread{'s' if named != 1 else ''}"
+        if not title.endswith(f": {says}"):
+            yield f"{title}: its heading says other figures than {says}"
         walk.check_calls()
         counted.append(len(items))
         yield from (f"{title}: {c}" for c in walk.wrong)

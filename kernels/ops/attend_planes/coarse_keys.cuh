@@ -86,9 +86,9 @@ __device__ __forceinline__ void FoldSteps(const KeyScales<kDim>& scales,
   }
 }
 
-// A lane's sums: of its tokens 4 chunk + i of L for heads 2t and 2t + 1 c[L][i / 2][2 (i % 2)] and
-// the number after it; over channels, query times minima, query times steps, and squares of the
-// latter.
+// A lane's sums. Token 4 L + i of the lane's: c[L][i / 2][2 (i % 2)] for head 2t, and the number
+// after it for head 2t + 1. Over channels: query times minima, query times steps, and 4096 times
+// the squares of the latter.
 struct GroupSums {
   float c[2][2][4];
   float minima[2], steps[2], squares[2];

@@ -2,10 +2,10 @@
 // A warp's share of the groups of one (sequence, KV head) where everything is fine: all digits of
 // all keys and values, as one stream.
 //
-// A key's digits make fp16 numbers 2^-24 times their code, which meet query times step on tensor
-// cores. Values' plane 0 is attended as coarse_values.cuh does it; lower digits, which lie by token
-// and not by channel, in sums of their own, with the same weights.
-// While keys of a group are scored its values are under way, and the other way round.
+// A key's digits make fp16 numbers 2^-24 times their code, which meet 64 times query times step on
+// tensor cores. Values' plane 0 is attended as coarse_values.cuh does it; lower digits, which lie
+// by token and not by channel, in sums of their own, with the same weights. While keys of a group
+// are scored its values are under way, and the other way round.
 #ifndef KVSTRATA_KERNELS_OPS_ATTEND_PLANES_FULL_GROUPS_CUH_
 #define KVSTRATA_KERNELS_OPS_ATTEND_PLANES_FULL_GROUPS_CUH_
 
@@ -18,15 +18,15 @@ namespace kvstrata::cuda {
 template <int kDim, int kHeads>
 struct FullMemory {
   using Shape = GroupShape<kDim>;
-  static constexpr int kRowPieces = kDim * 3 / 4 / 16;  // half a lower row's, 16 bytes each
-  CodeBlocks<kDim> codes;                               // keys'
+  static constexpr int kHalfRowPieces = kDim * 3 / 4 / 16;  // half a lower row's, 16 bytes each
+  CodeBlocks<kDim> codes;                                   // keys'
   KeyScales<kDim> scales;
   CodeBlocks<kDim> values;
   uint4 value_scales[kGroupTokens / 4];
-  uint4 value_rows[kGroupTokens * kRowPieces];  // [token % 16][token / 16]
+  uint4 value_rows[kGroupTokens * kHalfRowPieces];  // [token % 16][token / 16]
   union {
-    uint4 key_rows[kGroupTokens * kRowPieces];  // [TokenOf's i][lane / 4]
-    float o[kHeads][kDim];                      // at the end: sums of weighted values
+    uint4 key_rows[kGroupTokens * kHalfRowPieces];  // [TokenOf's i][lane / 4]
+    float o[kHeads][kDim];                          // at the end: sums of weighted values
   };
   float m[kHeads], l[kHeads];
 };
@@ -35,8 +35,8 @@ struct FullMemory {
 struct WholeCodes {
   uint32_t at[4];
 
-  // Words of plane 2 have runs 0 and 2, and 1 and 3, in nibbles. So have what planes 0 and 1 are
-  // joined to before, which takes two instructions for two runs, as the second join does for one.
+  // A word of plane 2 has runs 0 and 2 in its nibbles, or 1 and 3. Planes 0 and 1 are joined to
+  // such words first, which is half of the work: two runs at once.
   __device__ __forceinline__ static WholeCodes Of(uint32_t plane0, uint32_t plane1,
                                                   const uint32_t (&plane2)[2]) {
     constexpr uint32_t kHighPairs = 0xCCCCCCCCu, kHighNibbles = 0xF0F0F0F0u;
@@ -96,7 +96,7 @@ class FullGroups {
       __syncwarp();
       if (has_next) AskKeys();
       CommitCopies();
-      __syncwarp();  // transposes take all lanes at once
+      __syncwarp();  // Weigh transposes, for which lanes must be together
       const StripWeights weights = Weigh(logits);
       WaitForCopies<1>();
       __syncwarp();

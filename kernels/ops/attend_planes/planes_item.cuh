@@ -4,9 +4,9 @@
 //
 // Lane 4g + t. Of a group of 64 tokens it alone uses
 //   keys: words kWords t + u of the tokens of two chunks of four, 4 (g / 2) + 2 L + g % 2, L = 0,
-//   1; values: strip t, channels 32 k + 4 g .. of every k.
-// So lanes 2t and 2t + 1 have the keys of strip t, whose values lane t has: what a matrix of logits
-// is transposed (fragments.cuh) is what weights of values have to be.
+//   1; values: strip t, channels 32 k + 4 g to 32 k + 4 g + 3, whatever k.
+// So lanes of g = 2t and 2t + 1 have the keys of strip t, whose values lanes of that t have:
+// transposing the matrix of logits (fragments.cuh) gives weights in the layout that values need.
 #ifndef KVSTRATA_KERNELS_OPS_ATTEND_PLANES_PLANES_ITEM_CUH_
 #define KVSTRATA_KERNELS_OPS_ATTEND_PLANES_PLANES_ITEM_CUH_
 
@@ -63,8 +63,8 @@ struct CodeBlocks {
   }
 };
 
-// Minima and steps of a group's keys in shared memory. Rows of minima and of steps are read at
-// once, from other banks.
+// Minima and steps of a group's keys in shared memory. A load takes both, which lie in different
+// banks.
 template <int kDim>
 struct KeyScales {
   static constexpr int kPieces = GroupShape<kDim>::kScalePieces, kShift = 4;
@@ -97,8 +97,8 @@ struct WarpMemory {
   uint4 rows[kFineTile][Shape::kRowPieces];  // lower rows of fine tokens
   // All tokens' coarse sums, where some are fine. Rows of eight tokens lie in banks of their own.
   float sums[kGroupTokens + kGroupTokens / 8][kHeads];
-  float base[kHeads];            // what their logits are besides, with fine centres
-  uint4 weights[2][4 * kHeads];  // those lanes' that have a head of their own
+  float base[kHeads];            // added to what sums give, by head, with the centre of fine cells
+  uint4 weights[2][4 * kHeads];  // StripWeights of lanes 4 head + strip
   uint8_t fine[kGroupTokens];    // numbers of fine tokens in the group
   float m[kHeads], l[kHeads];
 
@@ -130,7 +130,7 @@ struct PlanesItem {
             p.format.keep == 8 ? kDim * 3 / 2 : kDim / 2,
             p.format.keep == 8};
   }
-  // An entry of the table comes from the L2 at first: asked for a group ahead.
+  // The first read of an entry comes from the L2: PlanesWarp asks for it a visit ahead.
   __device__ uint64_t UpperBlock(int group) const { return upper[group >> shift]; }
   __device__ uint64_t UpperIn(uint64_t block, int group) const {
     return FirstRunIn(block, upper_offset) +
