@@ -223,7 +223,7 @@ class Ways(Tree):
         self.write("base/t.cc", "const H kHandlers[] = {{1, OnOne}};\n"
                    "Handler HandlerOf(int n) { return kHandlers[n]; }\n")
 
-    def run_way(self, items, figures="6 calls, 1 threads"):
+    def run_way(self, items, figures="6 calls, 1 thread"):
         walks = "".join(f"### Walk {i}\n\n1. `First` (`base/b.cc`): puts.\n" for i in range(3))
         way = "".join(f"{n}. {item}\n" for n, item in enumerate(items, 1))
         self.write("docs/design.md", f"# T\n\n## Three walks\n\n{walks}\n## The way of a page\n\n"
@@ -272,8 +272,8 @@ class Ways(Tree):
                            self.changed(3, self.ITEMS[2].replace("kvs-one", "kvs-two")))
 
     def test_other_figures_than_the_heading_says(self):
-        self.assert_breaks("other figures than 6 calls, 1 threads", figures="5 calls, 1 threads")
-        self.assert_breaks("other figures than 6 calls, 1 threads", figures="6 calls, 2 threads")
+        self.assert_breaks("other figures than 6 calls, 1 thread", figures="5 calls, 1 thread")
+        self.assert_breaks("other figures than 6 calls, 1 thread", figures="6 calls, 2 threads")
 
     def test_a_mark_that_is_none(self):
         self.assert_breaks("unknown mark ', sometimes'",
