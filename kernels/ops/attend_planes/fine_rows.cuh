@@ -106,8 +106,8 @@ __device__ __forceinline__ void FineLogits(const WarpMemory<kDim, kHeads>& memor
   }
 }
 
-// Four codes of lower digits, each in the low six bits of a byte, of channels 0, 2, 1, 3 of a word
-// of run m. The two bits above are anything: kLowerDigits leaves them out.
+// Four codes of lower digits, each in the low six bits of a byte: channels 0, 2, 1, 3 of a run's
+// word. m: the run. The two bits above are anything: kLowerDigits leaves them out.
 __device__ __forceinline__ uint32_t LowerCodes(uint32_t plane1, uint32_t plane2, int m) {
   const uint32_t high = m < 2 ? plane1 << (4 - 2 * m) : plane1 >> (2 * m - 4);
   return SelectBits(0xF0F0F0F0u, high, plane2 >> 4 * (m / 2));

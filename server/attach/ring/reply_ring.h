@@ -20,8 +20,8 @@
 
 namespace kvstrata {
 
-// Reads a POD from the front of a frame, which was copied out of a ring, and takes it off. False,
-// of all three: the frame is shorter than what it promises.
+// Reads a POD from the front of a frame, which was copied out of a ring, and takes it off. False
+// here and below: the frame is shorter than what it promises.
 template <typename T>
 bool Take(std::span<const std::byte>* in, T* out) {
   if (in->size() < sizeof(T)) return false;

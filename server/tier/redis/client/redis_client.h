@@ -8,8 +8,8 @@
 // by its deadline whatever happens; its connection is closed then if it is in flight, so that its
 // memory is free; others on it are sent again.
 //
-// Ownership: an op is the client's from Submit until its `done` has returned. Threads: one thread
-// of the owner's at a time serves:
+// Ownership: an op is the client's from Submit until its `done` has returned. Threads: the owner
+// has one thread at a time serve it:
 //
 //     while (client.Wait()) client.Work();
 //

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// RedisOp: a request of the tier's to whichever server has a slot, until its end; and how a client
-// of servers behaves. Thread-safety: a RedisOp belongs to who serves the client once it is
+// RedisOp: a request of the tier's to whichever server has a slot, until its end; and how its
+// client behaves. Thread-safety: a RedisOp belongs to who serves the client once it is
 // submitted.
 #ifndef KVSTRATA_SERVER_TIER_REDIS_CLIENT_REDIS_OP_H_
 #define KVSTRATA_SERVER_TIER_REDIS_CLIENT_REDIS_OP_H_
