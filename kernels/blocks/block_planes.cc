@@ -29,7 +29,6 @@ Status Serves(const Plan& plan, const Geometry& g) {
   if (fine.share > 0) return Unserved("share = " + std::to_string(fine.share));
   if (fine.run > 1) return Unserved("run = " + std::to_string(fine.run));
   if (planes.unit != kUnit) return Unserved("unit = " + std::to_string(planes.unit));
-  if (planes.lower == Tier::kHost) return Unserved("lower = \"host\"");
   if (g.head_dim > 128) return Unserved("head_dim = " + std::to_string(g.head_dim));
   if (g.group() > kMostGroup) {
     return Unserved(std::to_string(g.group()) + " query heads a KV head");
@@ -39,6 +38,18 @@ Status Serves(const Plan& plan, const Geometry& g) {
 
 PlanesFormat FormatOf(const Plan& plan, const Geometry& g) {
   return {g.head_dim, kUnit, plan.planes.keep};
+}
+
+// From a block's lower runs to the next one's; 0: they are in blocks.
+int64_t LowerStride(const Plan& plan, const Geometry& g) {
+  return plan.planes.lower == Tier::kHost ? g.kv_heads * FormatOf(plan, g).lower_bytes() : 0;
+}
+
+bool AreAtOneDistance(std::span<const uint64_t> layers) {
+  for (size_t i = 2; i < layers.size(); ++i) {
+    if (layers[i] - layers[i - 1] != layers[1] - layers[0]) return false;
+  }
+  return true;
 }
 
 Status Wrong(std::string_view field, int64_t value, const std::string& wanted) {
@@ -75,8 +86,10 @@ Result<BlockPlanesForm> BlockPlanes::FormOf(const Plan& plan, const Geometry& ge
   BlockPlanesShape shape;
   shape.geometry = geometry;
   shape.slots = 1;
-  return BlockPlanesForm{(format.upper_bytes() + format.lower_bytes()) / kUnit,
-                         geometry.layers * shape.SlotLayerBytes()};
+  const bool is_apart = plan.planes.lower == Tier::kHost;
+  const int64_t upper = format.upper_bytes() / kUnit, lower = format.lower_bytes() / kUnit;
+  return BlockPlanesForm{is_apart ? upper : upper + lower, geometry.layers * shape.SlotLayerBytes(),
+                         is_apart ? lower : 0};
 }
 
 Result<int64_t> BlockPlanes::WorkspaceBytes(const Plan& plan, const BlockPlanesShape& shape,
@@ -104,7 +117,7 @@ BlockPlanes::BlockPlanes(const Plan& plan, const BlockPlanesShape& shape, const 
       shape_(shape),
       ops_(ops),
       format_(FormatOf(plan, shape.geometry)),
-      step_(shape, ops, &workspace_) {
+      step_(shape, LowerStride(plan, shape.geometry), ops, &workspace_) {
   const Geometry& g = shape.geometry;
   const int64_t queries = int64_t{shape.max_rows} * g.query_heads;
   no_distance_ = workspace_.Add<uint64_t>(1);
@@ -121,7 +134,7 @@ BlockPlanes::BlockPlanes(const Plan& plan, const BlockPlanesShape& shape, const 
   rows_of_slots_ = workspace_.Add<std::byte>(g.layers * shape.SlotLayerBytes());
 }
 
-Status BlockPlanes::Bind(std::span<const uint64_t> layers, void* workspace) {
+Status BlockPlanes::CheckAddresses(std::span<const uint64_t> layers) const {
   if (layers.size() != static_cast<size_t>(shape_.geometry.layers)) {
     return InvalidArgument("BLOCK_LAYERS", "there are " + std::to_string(layers.size()) +
                                                " layers' addresses, and the shape has " +
@@ -133,20 +146,44 @@ Status BlockPlanes::Bind(std::span<const uint64_t> layers, void* workspace) {
                              "a layer lies at " + std::to_string(layer) + ", no multiple of 32");
     }
   }
+  return OkStatus();
+}
+
+Status BlockPlanes::Bind(std::span<const uint64_t> layers, void* workspace) {
+  KVS_RETURN_IF_ERROR(CheckAddresses(layers));
   if (workspace == nullptr) return InvalidArgument("BLOCK_WORKSPACE", "workspace is null");
   layers_.assign(layers.begin(), layers.end());
-  is_even_ = int64_t{shape_.max_rows} * shape_.geometry.layers <= kMostRows;
-  for (size_t i = 2; i < layers_.size(); ++i) {
-    is_even_ &= layers_[i] - layers_[i - 1] == layers_[1] - layers_[0];
-  }
   workspace_.Give(workspace);
   step_.Forget();
+  FindDistances();
   return OkStatus();
+}
+
+Status BlockPlanes::BindLower(std::span<const uint64_t> layers) {
+  if (!step_.is_lower_apart()) {
+    return InvalidArgument("BLOCK_LAYERS", "lower runs of plan \"" + plan_.name +
+                                               "\" are in its blocks; bind none, or take "
+                                               "lower = \"host\"");
+  }
+  KVS_RETURN_IF_ERROR(CheckAddresses(layers));
+  lower_layers_.assign(layers.begin(), layers.end());
+  FindDistances();
+  return OkStatus();
+}
+
+void BlockPlanes::FindDistances() {
+  is_even_ = int64_t{shape_.max_rows} * shape_.geometry.layers <= kMostRows &&
+             AreAtOneDistance(layers_) && AreAtOneDistance(lower_layers_);
 }
 
 Status BlockPlanes::CheckLayer(int32_t layer) const {
   if (!workspace_.is_given()) {
     return FailedPrecondition("BLOCK_UNBOUND", "no layers are bound; bind them first");
+  }
+  if (step_.is_lower_apart() && lower_layers_.empty()) {
+    return FailedPrecondition("BLOCK_UNBOUND",
+                              "no lower runs are bound, which lie on the host under lower = "
+                              "\"host\"; bind them first (kvs_block_planes_bind_lower)");
   }
   if (layer >= 0 && layer < shape_.geometry.layers) return OkStatus();
   return InvalidArgument("BLOCK_LAYERS", "layer " + std::to_string(layer) + " of " +
@@ -188,14 +225,18 @@ cuda::DeviceRows BlockPlanes::SlotRows(int32_t layer, int32_t row, Side side) co
   return rows;
 }
 
-cuda::DevicePlanes BlockPlanes::PlanesOf(int32_t layer, const uint64_t* blocks,
+cuda::DevicePlanes BlockPlanes::PlanesOf(int32_t layer, const RunTables& blocks,
                                          int32_t stride) const {
-  const auto at = static_cast<int64_t>(layers_[static_cast<size_t>(layer)]);
+  const auto i = static_cast<size_t>(layer);
+  const auto upper = static_cast<int64_t>(layers_[i]);
+  const int64_t lower = step_.is_lower_apart()
+                            ? static_cast<int64_t>(lower_layers_[i])
+                            : upper + shape_.geometry.kv_heads * format_.upper_bytes();
   cuda::DevicePlanes planes;
   planes.format = format_;
   planes.kv_heads = shape_.geometry.kv_heads;
-  planes.upper = {blocks, at, format_.upper_bytes()};
-  planes.lower = {blocks, at + planes.kv_heads * format_.upper_bytes(), format_.lower_bytes()};
+  planes.upper = {blocks.upper, upper, format_.upper_bytes()};
+  planes.lower = {blocks.lower, lower, format_.lower_bytes()};
   planes.block_stride = stride;
   planes.block_groups = 1;
   return planes;
@@ -266,7 +307,9 @@ Status BlockPlanes::SealSlots(LayerRange layers, int32_t rows, cuda::Stream stre
   w.layers = layers.count;
   if (layers.count > 1) {
     w.row_layer_stride = shape_.SlotLayerBytes();
-    w.upper_layer_stride = w.lower_layer_stride = static_cast<int64_t>(layers_[1] - layers_[0]);
+    const std::vector<uint64_t>& lower = step_.is_lower_apart() ? lower_layers_ : layers_;
+    w.upper_layer_stride = static_cast<int64_t>(layers_[1] - layers_[0]);
+    w.lower_layer_stride = static_cast<int64_t>(lower[1] - lower[0]);
   }
   return CudaStatus(ops_, ops_.pack_planes(w, stream), "op pack_planes");
 }
