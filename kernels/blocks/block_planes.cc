@@ -52,6 +52,28 @@ bool AreAtOneDistance(std::span<const uint64_t> layers) {
   return true;
 }
 
+// Whether one launch seals groups of all layers.
+bool AreEven(const BlockPlanesShape& shape, std::span<const uint64_t> layers,
+             std::span<const uint64_t> lower_layers) {
+  return int64_t{shape.max_rows} * shape.geometry.layers <= kMostRows && AreAtOneDistance(layers) &&
+         AreAtOneDistance(lower_layers);
+}
+
+Status CheckAddresses(const BlockPlanesShape& shape, std::span<const uint64_t> layers) {
+  if (layers.size() != static_cast<size_t>(shape.geometry.layers)) {
+    return InvalidArgument("BLOCK_LAYERS", "there are " + std::to_string(layers.size()) +
+                                               " layers' addresses, and the shape has " +
+                                               std::to_string(shape.geometry.layers) + " layers");
+  }
+  for (const uint64_t layer : layers) {
+    if (layer == 0 || layer % kAlignment != 0) {
+      return InvalidArgument("BLOCK_LAYERS",
+                             "a layer lies at " + std::to_string(layer) + ", no multiple of 32");
+    }
+  }
+  return OkStatus();
+}
+
 Status Wrong(std::string_view field, int64_t value, const std::string& wanted) {
   return InvalidArgument("BLOCK_SHAPE", std::string(field) + " = " + std::to_string(value) +
                                             ", and has to be " + wanted);
@@ -134,28 +156,13 @@ BlockPlanes::BlockPlanes(const Plan& plan, const BlockPlanesShape& shape, const 
   rows_of_slots_ = workspace_.Add<std::byte>(g.layers * shape.SlotLayerBytes());
 }
 
-Status BlockPlanes::CheckAddresses(std::span<const uint64_t> layers) const {
-  if (layers.size() != static_cast<size_t>(shape_.geometry.layers)) {
-    return InvalidArgument("BLOCK_LAYERS", "there are " + std::to_string(layers.size()) +
-                                               " layers' addresses, and the shape has " +
-                                               std::to_string(shape_.geometry.layers) + " layers");
-  }
-  for (const uint64_t layer : layers) {
-    if (layer == 0 || layer % kAlignment != 0) {
-      return InvalidArgument("BLOCK_LAYERS",
-                             "a layer lies at " + std::to_string(layer) + ", no multiple of 32");
-    }
-  }
-  return OkStatus();
-}
-
 Status BlockPlanes::Bind(std::span<const uint64_t> layers, void* workspace) {
-  KVS_RETURN_IF_ERROR(CheckAddresses(layers));
+  KVS_RETURN_IF_ERROR(CheckAddresses(shape_, layers));
   if (workspace == nullptr) return InvalidArgument("BLOCK_WORKSPACE", "workspace is null");
   layers_.assign(layers.begin(), layers.end());
   workspace_.Give(workspace);
   step_.Forget();
-  FindDistances();
+  is_even_ = AreEven(shape_, layers_, lower_layers_);
   return OkStatus();
 }
 
@@ -165,15 +172,10 @@ Status BlockPlanes::BindLower(std::span<const uint64_t> layers) {
                                                "\" are in its blocks; bind none, or take "
                                                "lower = \"host\"");
   }
-  KVS_RETURN_IF_ERROR(CheckAddresses(layers));
+  KVS_RETURN_IF_ERROR(CheckAddresses(shape_, layers));
   lower_layers_.assign(layers.begin(), layers.end());
-  FindDistances();
+  is_even_ = AreEven(shape_, layers_, lower_layers_);
   return OkStatus();
-}
-
-void BlockPlanes::FindDistances() {
-  is_even_ = int64_t{shape_.max_rows} * shape_.geometry.layers <= kMostRows &&
-             AreAtOneDistance(layers_) && AreAtOneDistance(lower_layers_);
 }
 
 Status BlockPlanes::CheckLayer(int32_t layer) const {

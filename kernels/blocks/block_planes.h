@@ -117,9 +117,7 @@ class BlockPlanes {
   };
   enum class Side : uint8_t { kKeys, kValues };
 
-  Status CheckAddresses(std::span<const uint64_t> layers) const;
   Status CheckLayer(int32_t layer) const;
-  void FindDistances();
   Status CheckRows(const char* what, const TokenRows& rows, int32_t heads) const;
   // Slots of the step's rows from `row` on.
   cuda::PagedLayer SlotPages(int32_t layer, int32_t row) const;

@@ -25,6 +25,12 @@ struct PlanesEngineOptions {
   double limit = 1e-2;  // for a relative error that is no near-tie's
 };
 
+inline std::vector<uint64_t> AddressesOf(const std::vector<std::byte*>& places) {
+  std::vector<uint64_t> addresses;
+  for (std::byte* const place : places) addresses.push_back(reinterpret_cast<uint64_t>(place));
+  return addresses;
+}
+
 class PlanesEngine {
  public:
   PlanesEngine(const cuda::CudaOps& ops, Random* random, const PlanesEngineOptions& options)
@@ -42,14 +48,17 @@ class PlanesEngine {
               o_.max_tokens};
     planes_ = BlockPlanes::Make(plan_, shape_, ops_).value();
     blocks_ = Placed(shape_.block_stride, false);
-    BindLower();
+    if (form_.lower_token_bytes > 0) {
+      lower_ = Placed(LowerStride(), true);
+      EXPECT_TRUE(planes_->BindLower(AddressesOf(lower_)).ok());
+    }
     workspace_ = memory_.Allocate(static_cast<size_t>(planes_->workspace_bytes()));
     memory_.Zero(workspace_, static_cast<size_t>(planes_->workspace_bytes()));
     outputs_ = Poisoned(OutputBytes() * static_cast<size_t>(o_.layers));
     const auto all = static_cast<size_t>(o_.max_tokens * o_.kv_heads * geometry_.row_bytes());
     all_k_ = Poisoned(all);
     all_v_ = Poisoned(all);
-    EXPECT_TRUE(planes_->Bind(Addresses(blocks_), workspace_).ok());
+    EXPECT_TRUE(planes_->Bind(AddressesOf(blocks_), workspace_).ok());
   }
   ~PlanesEngine() {
     for (const auto& [rows, graph] : graphs_) ops_.destroy_graph(graph);
@@ -98,9 +107,6 @@ class PlanesEngine {
 
   using Sequence = PlanesSequences::Sequence;
 
-  // Where each layer's first block lies.
-  using Layers = std::vector<std::byte*>;
-
   static size_t At(int32_t i) { return static_cast<size_t>(i); }
   // To 32: the memory of a host is aligned to less.
   static std::byte* Aligned(std::byte* at) { return at + (-reinterpret_cast<uintptr_t>(at) & 31); }
@@ -110,8 +116,8 @@ class PlanesEngine {
     memory_.Upload(at, ones.data(), bytes);
     return at;
   }
-  // Blocks of all layers. They hold what others left, which is no number.
-  Layers Placed(int64_t stride, bool on_host) {
+  // Where each layer's first block lies. Blocks hold what others left, which is no number.
+  std::vector<std::byte*> Placed(int64_t stride, bool on_host) {
     std::vector<int64_t> starts;
     int64_t bytes = 0;
     for (int l = 0; l < o_.layers; ++l) {
@@ -119,20 +125,9 @@ class PlanesEngine {
       bytes += o_.blocks * stride + (o_.apart ? 4096 * (l + 1) * (l + 1) : 4096);
     }
     std::byte* const at = Aligned(Poisoned(static_cast<size_t>(bytes) + 32, on_host));
-    Layers layers;
+    std::vector<std::byte*> layers;
     for (const int64_t start : starts) layers.push_back(at + start);
     return layers;
-  }
-  static std::vector<uint64_t> Addresses(const Layers& layers) {
-    std::vector<uint64_t> addresses;
-    for (std::byte* const layer : layers) addresses.push_back(reinterpret_cast<uint64_t>(layer));
-    return addresses;
-  }
-  // Lower runs that lie on the host.
-  void BindLower() {
-    if (form_.lower_token_bytes == 0) return;
-    lower_ = Placed(LowerStride(), true);
-    EXPECT_TRUE(planes_->BindLower(Addresses(lower_)).ok());
   }
   int64_t LowerStride() const { return form_.lower_token_bytes * kUnit * o_.kv_heads; }
   void Append(const PlanesRow& row) {
@@ -271,7 +266,7 @@ class PlanesEngine {
   BlockPlanesForm form_;
   BlockPlanesShape shape_;
   std::unique_ptr<BlockPlanes> planes_;
-  Layers blocks_, lower_;
+  std::vector<std::byte*> blocks_, lower_;  // each layer's; lower runs on the host
   std::byte *workspace_ = nullptr, *outputs_ = nullptr;
   std::byte *all_k_ = nullptr, *all_v_ = nullptr;
   std::map<int32_t, cuda::Graph> graphs_;  // by rows

@@ -304,7 +304,7 @@ def pinned(monkeypatch: pytest.MonkeyPatch) -> Pinned:
 
 
 def test_lower_planes_on_the_host(rows: PlanesRows, pinned: Pinned, caplog: pytest.LogCaptureFixture):
-    """Of as many blocks as vLLM has, once, whatever it makes again; those of its last blocks alone."""
+    """For as many blocks as vLLM has, once, whatever it makes again; for its last blocks alone."""
     plan, step, size = 'planes{lower = "host"}', batch([1], [1], [True], [0]), 64 * 2 * 192
     assert not hasattr(rows, "lower") and rows._lower is None and not pinned.ranges
     first = rows_of(layers_of(3, 9, 76), plan)

@@ -221,7 +221,7 @@ class PlanesRows:
         return planes
 
     def _lower_of(self, blocks: int, token_bytes: int) -> LowerPlanes:
-        """Of so many blocks; what others had is given back first."""
+        """For so many blocks; memory for another number is given back first."""
         if self._lower is not None and self._lower.blocks != blocks:
             self._lower.release()
             self._lower = None
