@@ -40,6 +40,12 @@ PlanesFormat FormatOf(const Plan& plan, const Geometry& g) {
   return {g.head_dim, kUnit, plan.planes.keep};
 }
 
+// Copies of a group's lower rows in blocks, with their tags; 0: there are none.
+int64_t RecordBytes(const Plan& plan, const PlanesFormat& format) {
+  const bool are_there = plan.planes.lower == Tier::kHost && plan.planes.hot > 0;
+  return are_there ? cuda::HotRows::RecordBytes(plan.planes.hot, format.row_bytes()) : 0;
+}
+
 // From a block's lower runs to the next one's; 0: they are in blocks.
 int64_t LowerStride(const Plan& plan, const Geometry& g) {
   return plan.planes.lower == Tier::kHost ? g.kv_heads * FormatOf(plan, g).lower_bytes() : 0;
@@ -110,8 +116,8 @@ Result<BlockPlanesForm> BlockPlanes::FormOf(const Plan& plan, const Geometry& ge
   shape.slots = 1;
   const bool is_apart = plan.planes.lower == Tier::kHost;
   const int64_t upper = format.upper_bytes() / kUnit, lower = format.lower_bytes() / kUnit;
-  return BlockPlanesForm{is_apart ? upper : upper + lower, geometry.layers * shape.SlotLayerBytes(),
-                         is_apart ? lower : 0};
+  return BlockPlanesForm{upper + (is_apart ? RecordBytes(plan, format) / kUnit : lower),
+                         geometry.layers * shape.SlotLayerBytes(), is_apart ? lower : 0};
 }
 
 Result<int64_t> BlockPlanes::WorkspaceBytes(const Plan& plan, const BlockPlanesShape& shape,
@@ -244,6 +250,17 @@ cuda::DevicePlanes BlockPlanes::PlanesOf(int32_t layer, const RunTables& blocks,
   return planes;
 }
 
+cuda::HotRows BlockPlanes::CopiesOf(int32_t layer) const {
+  cuda::HotRows copies;
+  copies.head_stride = RecordBytes(plan_, format_);
+  if (copies.head_stride == 0) return copies;
+  copies.rows = plan_.planes.hot;
+  copies.launch = step_.From(0).step;
+  copies.offset = static_cast<int64_t>(layers_[static_cast<size_t>(layer)]) +
+                  shape_.geometry.kv_heads * format_.upper_bytes();
+  return copies;
+}
+
 Status BlockPlanes::Begin(const BlockPlanesBatch& batch, cuda::Stream stream) {
   KVS_RETURN_IF_ERROR(CheckLayer(0));
   return step_.Write(batch, plan_.min_tokens, stream);
@@ -288,6 +305,7 @@ Status BlockPlanes::AttendSealed(int32_t layer, const TokenRows& q, void* out, i
   w.q_dtype = g.dtype;
   w.q_stride = q.stride / SizeOf(g.dtype);
   w.scale = g.logit_scale();
+  w.hot = CopiesOf(layer);
   w.with = RawPartial();
   w.to = {out, g.dtype, nullptr};
   w.counters = workspace_.At(planes_counters_);
@@ -302,6 +320,8 @@ Status BlockPlanes::SealSlots(LayerRange layers, int32_t rows, cuda::Stream stre
   w.keys = SlotRows(layers.first, 0, Side::kKeys);
   w.values = SlotRows(layers.first, 0, Side::kValues);
   w.planes = PlanesOf(layers.first, step.seal_blocks, 1);
+  w.hot_offset = CopiesOf(layers.first).offset;
+  w.hot_head_stride = CopiesOf(layers.first).head_stride;
   w.from = step.seal_from;
   w.to = step.seal_to;
   w.batch = rows;
@@ -388,6 +408,8 @@ Status BlockPlanes::SealChunk(int32_t layer, const PromptChunk& chunk, const All
   w.values = w.keys;
   w.values.offset = reinterpret_cast<int64_t>(all.v);
   w.planes = PlanesOf(layer, step_.From(chunk.row).blocks, shape_.BlocksOfRow());
+  w.hot_offset = CopiesOf(layer).offset;
+  w.hot_head_stride = CopiesOf(layer).head_stride;
   w.from = step_.From(chunk.row).from;
   w.to = step_.From(chunk.row).to;
   w.batch = 1;

@@ -31,6 +31,7 @@ BlockPlanesStep::BlockPlanesStep(const BlockPlanesShape& shape, int64_t lower_st
   if (!is_lower_apart()) return;
   lower_blocks_ = workspace->Add<uint64_t>(rows * shape.BlocksOfRow());
   lower_seal_blocks_ = workspace->Add<uint64_t>(rows);
+  step_ = workspace->Add<uint32_t>(1);
 }
 
 PlanesTables BlockPlanesStep::From(int32_t row) const {
@@ -47,6 +48,7 @@ PlanesTables BlockPlanesStep::From(int32_t row) const {
   tables.seal_from = workspace_.At(seal_from_) + row;
   tables.seal_to = workspace_.At(seal_to_) + row;
   tables.tails = workspace_.At(tails_) + int64_t{2} * row;
+  tables.step = is_lower_apart() ? workspace_.At(step_) : nullptr;
   return tables;
 }
 
@@ -94,6 +96,7 @@ Status BlockPlanesStep::WriteSlots(const BlockPlanesBatch& batch, const Blocks& 
   w.seal_from = tables.seal_from;
   w.seal_to = tables.seal_to;
   w.tails = tables.tails;
+  w.step = tables.step;
   return CudaStatus(ops_, ops_.block_slots(w, stream), "op block_slots");
 }
 

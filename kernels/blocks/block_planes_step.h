@@ -54,6 +54,7 @@ struct PlanesTables {
   int32_t *tokens = nullptr, *raw = nullptr, *groups = nullptr;
   int32_t *seal_from = nullptr, *seal_to = nullptr;
   int32_t* tails = nullptr;  // [rows][2]
+  uint32_t* step = nullptr;  // another number in each step; with lower runs apart
 };
 
 class BlockPlanesStep {
@@ -93,6 +94,7 @@ class BlockPlanesStep {
   BlockWorkspace::Piece<uint64_t> lower_blocks_, lower_seal_blocks_;
   BlockWorkspace::Piece<int32_t> lengths_, chosen_, from_, to_;
   BlockWorkspace::Piece<int32_t> tokens_, raw_, groups_, seal_from_, seal_to_, tails_;
+  BlockWorkspace::Piece<uint32_t> step_;
   int32_t rows_ = 0, decodes_ = 0;  // the last Write's
 };
 

@@ -4,6 +4,7 @@
 // the same bits.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <vector>
@@ -51,6 +52,29 @@ class Copies {
   DeviceArray<uint64_t> table_;
   HotRows hot_;
 };
+
+// Copies in a case's blocks.
+class BlockCopies {
+ public:
+  explicit BlockCopies(const PlanesCase& c) : hot_(c.InBlocks()) { hot_.launch = launch_.get(); }
+  // For one launch.
+  HotRows Next() {
+    launch_.Write({++number_});
+    return hot_;
+  }
+
+ private:
+  DeviceArray<uint32_t> launch_{std::vector<uint32_t>{0}};
+  uint32_t number_ = 0;
+  HotRows hot_;
+};
+
+PlanesShape InBlocks(int rows, int dim = 128, int group = 4) {
+  PlanesShape s = OnHost(dim, group);
+  s.block_groups = 1;
+  s.hot_in_blocks = rows;
+  return s;
+}
 
 uint64_t Sum(const std::vector<uint64_t>& of) {
   uint64_t sum = 0;
@@ -136,6 +160,73 @@ TEST(AttendPlanesHotCuda, WarmCopiesAreAllThatIsRead) {
   }
 }
 
+TEST(AttendPlanesHotCuda, WarmCopiesInBlocksAreAllThatIsRead) {
+  Rng rng(TestSeed());
+  for (const int dim : {64, 128, 256}) {
+    for (const int keep : {8, 4}) {
+      PlanesShape s = InBlocks(32, dim, 1 + Below(rng, 8));
+      s.keep = keep;
+      s.rule.fine_above = 16;
+      PlanesCase c(s, rng);
+      c.SetTokens({769, 600});
+      ASSERT_EQ(c.Run(), 0);
+      c.ExpectRule();
+      const PlanesOutputs want = c.got();
+      BlockCopies copies(c);
+      EXPECT_EQ(RunWith(c, copies.Next()), 0u) << "cold";
+      ExpectSame(c.got(), want);
+      c.PoisonLower();
+      for (int step = 0; step < 2; ++step) {
+        EXPECT_EQ(RunWith(c, copies.Next()), FineBytes(c)) << "warm";
+        ExpectSame(c.got(), want);
+      }
+    }
+  }
+}
+
+// The most that copies can have had where one of both sequences has those of a group in a launch.
+uint64_t MostHitsOfOne(const PlanesCase& c) {
+  const PlanesInputs& in = c.inputs();
+  int64_t most = 0;
+  for (int head = 0; head < in.shape().kv_heads; ++head) {
+    for (int32_t token = 0; token < in.Sealed(0); token += 64) {
+      int64_t of_group = 0;
+      for (const int sequence : {0, 1}) {
+        const auto item = static_cast<size_t>(sequence * in.shape().kv_heads + head);
+        of_group = std::max(of_group, CountFlags(&c.got().fine[item * in.Stride() + token], 64));
+      }
+      most += of_group;
+    }
+  }
+  return static_cast<uint64_t>(most * in.format().row_bytes());
+}
+
+// Places that are too few, queries that drift, and blocks that two sequences have.
+TEST(AttendPlanesHotCuda, SharedBlocksHaveOneUserALaunch) {
+  Rng rng(TestSeed());
+  for (const int rows : {4, 8, 32}) {
+    PlanesShape s = InBlocks(rows);
+    s.rule.fine_above = 1;
+    PlanesCase c(s, rng);
+    c.ShareBlocks();
+    BlockCopies copies(c);
+    uint64_t hits = 0;
+    for (int step = 0; step < 12; ++step) {
+      SCOPED_TRACE(std::to_string(rows) + " rows, step " + std::to_string(step));
+      c.SetTokens({769, 769});
+      ASSERT_EQ(c.Run(), 0);
+      c.Read();
+      const PlanesOutputs want = c.got();
+      const uint64_t had = RunWith(c, copies.Next());
+      ASSERT_NO_FATAL_FAILURE(ExpectSame(c.got(), want));
+      EXPECT_LE(had, MostHitsOfOne(c));
+      hits += had;
+      Drift(c, rng);
+    }
+    EXPECT_GT(hits, 0u);
+  }
+}
+
 // Room that is too little, for rows or for groups, and queries that drift: rows take the places of
 // others, and some never have one.
 TEST(AttendPlanesHotCuda, TooFewCopiesChangeNothing) {
@@ -208,6 +299,16 @@ TEST(AttendPlanesHotCuda, RefusesSetsThatItDoesNotTake) {
     work.hot.rows = rows;
     EXPECT_NE(kvs_cuda_ops()->attend_planes(work, nullptr), 0) << rows;
   }
+  PlanesCase in_blocks(InBlocks(8), rng);
+  in_blocks.SetTokens({300, 400});
+  BlockCopies own(in_blocks);
+  work = in_blocks.work();
+  work.hot = own.Next();
+  work.planes.block_groups = 2;
+  EXPECT_NE(kvs_cuda_ops()->attend_planes(work, nullptr), 0);
+  work.planes.block_groups = 1;
+  work.hot.offset += 16;
+  EXPECT_NE(kvs_cuda_ops()->attend_planes(work, nullptr), 0);
 }
 
 }  // namespace

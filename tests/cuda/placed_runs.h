@@ -18,13 +18,14 @@ namespace kvstrata::cuda {
 class PlacedRuns {
  public:
   // In blocks [kv_heads][block_groups] of one array, at the places of a block in it. Where s is 1
-  // or 2 runs begin and repeat 2 or 4 times as far away.
-  PlacedRuns(const PlanesInputs& in, const std::vector<int>& places, bool lower, bool on_host) {
+  // or 2 runs begin and repeat 2 or 4 times as far away. record: bytes behind a head's runs, 0.
+  PlacedRuns(const PlanesInputs& in, const std::vector<int>& places, bool lower, bool on_host,
+             int64_t record = 0) {
     const PlanesShape& s = in.shape();
     const auto blocks = static_cast<int>(places.size()) / s.batch;
     const int64_t run = lower ? in.format().lower_bytes() : in.format().upper_bytes();
     const int64_t offset = lower ? 32 : 64;
-    const int64_t head = s.block_groups * run, block = 4 * (offset + s.kv_heads * head);
+    const int64_t head = s.block_groups * run, block = 4 * (offset + s.kv_heads * (head + record));
     const std::vector<std::byte>& from = lower ? in.lower() : in.upper();
     std::vector<std::byte> bytes(places.size() * block, std::byte{0xFF});
     const uint64_t base = Allocate(bytes.size(), on_host);
@@ -35,6 +36,10 @@ class PlacedRuns {
         const int64_t at = places[entry] * block;
         const int shift = places[entry] % 3;
         addresses[entry] = base + at + shift;
+        for (int h = 0; h < s.kv_heads; ++h) {
+          const int64_t behind = offset + s.kv_heads * head + h * record;
+          std::fill_n(&bytes[at + (behind << shift)], record, std::byte{0});
+        }
         for (int h = 0; g < s.groups_max && h < s.kv_heads; ++h) {
           const size_t item = static_cast<size_t>(b) * s.kv_heads + h;
           std::copy_n(&from[(item * s.groups_max + g) * run], run,
@@ -48,6 +53,12 @@ class PlacedRuns {
   }
 
   const DeviceRuns& runs() const { return runs_; }
+  // Another sequence has the first one's blocks.
+  void Share(int blocks) {
+    std::vector<uint64_t> addresses = table_.Read();
+    std::copy_n(addresses.begin(), blocks, addresses.begin() + blocks);
+    table_.Write(addresses);
+  }
   void Poison() { Write(std::vector<std::byte>(size_, std::byte{0xFF})); }
 
  private:

@@ -41,6 +41,20 @@ class PlanesCase {
 
   // Lower runs become other numbers.
   void PoisonLower() { lower_->Poison(); }
+  // The second sequence has the first one's groups, whatever its own are.
+  void ShareBlocks() {
+    upper_->Share(work_.planes.block_stride);
+    lower_->Share(work_.planes.block_stride);
+  }
+  // Copies in blocks; without HotRows::launch.
+  HotRows InBlocks() const {
+    const DeviceRuns& upper = work_.planes.upper;
+    HotRows hot;
+    hot.rows = s_.hot_in_blocks;
+    hot.offset = upper.offset + s_.kv_heads * upper.head_stride;
+    hot.head_stride = RecordBytes();
+    return hot;
+  }
 
   AttendPlanesBatch work() const { return work_; }
   void PoisonOutputs() {
@@ -120,13 +134,17 @@ class PlanesCase {
   }
 
  private:
+  int64_t RecordBytes() const {
+    const int rows = s_.hot_in_blocks;
+    return rows == 0 ? 0 : HotRows::RecordBytes(rows, in_.format().row_bytes());
+  }
   // Groups to blocks at random places.
   void Place(Rng& rng) {
     const int blocks = (s_.groups_max + s_.block_groups - 1) / s_.block_groups;
     std::vector<int> places(static_cast<size_t>(blocks) * s_.batch);
     std::iota(places.begin(), places.end(), 0);
     std::shuffle(places.begin(), places.end(), rng);
-    upper_ = std::make_unique<PlacedRuns>(in_, places, false, false);
+    upper_ = std::make_unique<PlacedRuns>(in_, places, false, false, RecordBytes());
     lower_ = std::make_unique<PlacedRuns>(in_, places, true, s_.lower_on_host);
     work_.planes.format = in_.format();
     work_.planes.upper = upper_->runs();

@@ -26,6 +26,7 @@ struct PlanesShape {
   bool merges = true;    // to the output, else to a partial
   bool ahead = false;
   bool lower_on_host = false;  // else on the GPU
+  int hot_in_blocks = 0;       // copies of a group behind the upper runs of its block
 };
 
 // Keys or values that count: by plane 0, and by all that are stored. [token][dim]

@@ -19,6 +19,7 @@
 namespace kvstrata::testing {
 
 inline int BlockSlots(const cuda::BlockSlotsBatch& w, cuda::Stream) {
+  if (w.capacity > 0 && w.step != nullptr) ++*w.step;
   for (int32_t row = 0; row < w.capacity; ++row) {
     const int32_t slot = row < w.rows ? w.slot_ids[row] : -1;
     const int32_t n = slot < 0 ? 0 : w.lengths[row];
@@ -108,6 +109,45 @@ inline std::byte* RunAt(const cuda::DevicePlanes& p, const cuda::DeviceRuns& run
          group % p.block_groups * bytes;
 }
 
+// Copies in a block (cuda::HotRows): a token's place is its number modulo `rows`. They are
+// believed.
+class BlockCopies {
+ public:
+  BlockCopies(const cuda::AttendPlanesBatch& w, int b, int32_t group, int head)
+      : format_(w.planes.format), rows_(w.hot.rows) {
+    if (w.hot.launch == nullptr) return;
+    const cuda::DeviceRuns records{w.planes.upper.blocks, w.hot.offset, w.hot.head_stride};
+    record_ = RunAt(w.planes, records, b, group, head, 0);
+  }
+
+  // A group's lower run, with rows in place of which there are copies.
+  std::vector<std::byte> Read(const std::byte* lower) const {
+    std::vector<std::byte> read(lower, lower + format_.lower_bytes());
+    for (int32_t i = 0; record_ != nullptr && i < rows_; ++i) {
+      const auto tag = std::to_integer<int64_t>(record_[sizeof(uint32_t) + static_cast<size_t>(i)]);
+      if (tag < 64) continue;
+      std::copy_n(Copy(i), format_.row_bytes(),
+                  &read[static_cast<size_t>(tag % 64 * format_.row_bytes())]);
+    }
+    return read;
+  }
+  void Keep(int32_t token, const std::vector<std::byte>& read) const {
+    if (record_ == nullptr) return;
+    record_[sizeof(uint32_t) + static_cast<size_t>(token % rows_)] = std::byte(64 + token);
+    std::copy_n(&read[static_cast<size_t>(token * format_.row_bytes())], format_.row_bytes(),
+                Copy(token % rows_));
+  }
+
+ private:
+  std::byte* Copy(int32_t place) const {
+    return record_ + cuda::HotRows::kTagBytes + place * format_.row_bytes();
+  }
+
+  const PlanesFormat format_;
+  const int32_t rows_;
+  std::byte* record_ = nullptr;
+};
+
 inline int AttendPlanesMerged(const cuda::AttendPlanesBatch& w, cuda::Stream) {
   const PlanesFormat& f = w.planes.format;
   const int32_t dim = f.dim;
@@ -115,9 +155,12 @@ inline int AttendPlanesMerged(const cuda::AttendPlanesBatch& w, cuda::Stream) {
     const int b = static_cast<int>(item / w.planes.kv_heads);
     const int head = static_cast<int>(item % w.planes.kv_heads);
     std::vector<const std::byte*> upper, lower;
+    std::vector<std::vector<std::byte>> read;
     for (int32_t g = 0; g < w.groups[b]; ++g) {
       upper.push_back(RunAt(w.planes, w.planes.upper, b, g, head, f.upper_bytes()));
-      lower.push_back(RunAt(w.planes, w.planes.lower, b, g, head, f.lower_bytes()));
+      const std::byte* const at = RunAt(w.planes, w.planes.lower, b, g, head, f.lower_bytes());
+      read.push_back(BlockCopies(w, b, g, head).Read(at));
+      lower.push_back(read.back().data());
     }
     const std::vector<float> q = QueriesOf(
         w.q, w.q_dtype, b * w.q_stride + int64_t{head} * w.group * dim, int64_t{w.group} * dim);
@@ -143,6 +186,10 @@ inline int AttendPlanesMerged(const cuda::AttendPlanesBatch& w, cuda::Stream) {
       one.m = m.data(), one.l = l.data(), one.o = o.data();
       one.fine = fine.data(), one.strips = strips.data();
       AttendPlanesRef(&one, 1, InlineExecutor());
+      for (int32_t t = 0; t < one.rows.tokens(); ++t) {
+        if (w.tokens[b] == 0 || fine[static_cast<size_t>(t)] == 0) continue;
+        BlockCopies(w, b, t / 64, head).Keep(t % 64, read[static_cast<size_t>(t / 64)]);
+      }
     }
     const MergeWork merge{m.data(), l.data(),   o.data(), 2,       w.group, w.group,
                           dim,      out.data(), 0,        nullptr, 0};
@@ -175,6 +222,9 @@ inline int PackBlocks(const cuda::PackPlanesBatch& work, cuda::Stream) {
           one.upper = RunAt(w.planes, w.planes.upper, b, g, head, f.upper_bytes());
           one.lower = RunAt(w.planes, w.planes.lower, b, g, head, f.lower_bytes());
           PackPlanesRef(&one, 1, InlineExecutor());
+          if (w.hot_offset == 0) continue;
+          const cuda::DeviceRuns records{w.planes.upper.blocks, w.hot_offset, w.hot_head_stride};
+          std::memset(RunAt(w.planes, records, b, g, head, 0), 0, cuda::HotRows::kTagBytes);
         }
       }
     }
@@ -182,6 +232,7 @@ inline int PackBlocks(const cuda::PackPlanesBatch& work, cuda::Stream) {
     w.values.offset += w.row_layer_stride;
     w.planes.upper.offset += w.upper_layer_stride;
     w.planes.lower.offset += w.lower_layer_stride;
+    if (w.hot_offset != 0) w.hot_offset += w.upper_layer_stride;
   }
   return 0;
 }

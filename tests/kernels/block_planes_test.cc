@@ -17,7 +17,8 @@ constexpr const char* kPlans[] = {
     "planes{min_tokens = 150, fine_above = 7, recent = 20, sample = 2, keep = 4}",
     "planes{n_dense_layers = 1, min_tokens = 0, fine_above = 7, recent = 1, sinks = 0}",
     "planes{min_tokens = 150, fine_above = 7, recent = 20, sample = 2, lower = 'host'}",
-    "planes{min_tokens = 0, fine_above = 7, recent = 32, keep = 4, lower = 'host'}",
+    "planes{min_tokens = 0, fine_above = 7, recent = 32, keep = 4, lower = 'host', hot = 0}",
+    "planes{min_tokens = 0, fine_above = 2, recent = 1, sinks = 0, lower = 'host', hot = 32}",
 };
 
 class BlockPlanesTest : public ::testing::TestWithParam<const char*> {
@@ -123,7 +124,7 @@ TEST(BlockPlanesErrors, LowerRunsThatAreNotBound) {
   const cuda::CudaOps ops = testing::PlanesOps();
   const auto made = [&](std::string_view plan) {
     BlockPlanesShape shape = SmallShape();
-    shape.block_stride = 2 * 64 * (plan == "planes" ? 268 : 76);
+    shape.block_stride = 2 * 64 * (plan == "planes" ? 268 : 101);
     return BlockPlanes::Make(ParsePlan(plan).value(), shape, ops).value();
   };
   const uint64_t layers[] = {64, 128}, odd[] = {64, 80};
@@ -150,10 +151,14 @@ TEST(BlockPlanesForms, AreThoseOfThePage) {
   Geometry small = llama;
   small.head_dim = 64;
   EXPECT_EQ(form("planes", small), std::pair(int64_t{136}, int64_t{4} << 20));
-  const BlockPlanesForm host =
-      BlockPlanes::FormOf(ParsePlan("planes{lower = 'host'}").value(), llama).value();
-  EXPECT_EQ(std::pair(host.token_bytes, host.lower_token_bytes),
-            std::pair(int64_t{76}, int64_t{192}));
+  const auto on_host = [](std::string_view plan, const Geometry& g) {
+    const BlockPlanesForm made = BlockPlanes::FormOf(ParsePlan(plan).value(), g).value();
+    return std::pair(made.token_bytes, made.lower_token_bytes);
+  };
+  using Bytes = std::pair<int64_t, int64_t>;
+  EXPECT_EQ(on_host("planes{lower = 'host', hot = 0}", llama), Bytes(76, 192));
+  EXPECT_EQ(on_host("planes{lower = 'host'}", llama), Bytes(101, 192));
+  EXPECT_EQ(on_host("planes{lower = 'host', hot = 4, keep = 4}", small), Bytes(43, 32));
 }
 
 }  // namespace

@@ -23,23 +23,24 @@ namespace kvstrata::cuda {
 namespace {
 
 // A warp's memory of AttendKernel.
-template <int kDim, int kHeads, bool kHot>
-using WarpMemoryOf =
-    std::conditional_t<kHot, HotWarpMemory<kDim, kHeads>, WarpMemory<kDim, kHeads>>;
+template <int kDim, int kHeads, HotKind kHot>
+using WarpMemoryOf = std::conditional_t<kHot != HotKind::kNone, HotWarpMemory<kDim, kHeads>,
+                                        WarpMemory<kDim, kHeads>>;
 
 // Copies of a warp's lower rows, if it has any.
-template <bool kHot, typename Memory>
+template <HotKind kHot, typename Memory>
 __device__ __forceinline__ auto HotRowsOf(const AttendPlanesBatch& w, const CtaPlace& place,
                                           int row_bytes, Memory& memory) {
-  if constexpr (kHot) {
-    return HotRowSet(w.hot, place.sequence, place.head, row_bytes, &memory.hot);
+  if constexpr (kHot != HotKind::kNone) {
+    constexpr bool kInBlocks = kHot == HotKind::kInBlocks;
+    return HotRowSet<kInBlocks>(w.hot, place.sequence, place.head, row_bytes, &memory.hot);
   } else {
     return NoHotRows{};
   }
 }
 
-// Any grid of at least as many CTAs as there are items. kHot: AttendPlanesBatch::hot has copies.
-template <int kDim, int kHeads, bool kHot>
+// Any grid of at least as many CTAs as there are items. kHot: the copies of AttendPlanesBatch::hot.
+template <int kDim, int kHeads, HotKind kHot>
 __global__ void __launch_bounds__(CtaShape<kDim, kHeads>::kThreads,
                                   CtaShape<kDim, kHeads>::kCtasOfSm)
     AttendKernel(const __grid_constant__ PlanesArguments a) {
@@ -75,7 +76,7 @@ __global__ void __launch_bounds__(CtaShape<kDim, kHeads>::kThreads,
   warp.Run(shared.query, rule, ItemReport::Of(w.report, place.item), shared.ones, hot);
   warp.Store(rule);
   AddBytes(w.report.fetched, place.item, warp.fetched());
-  if constexpr (kHot) AddBytes(w.report.hot, place.item, hot.hits());
+  if constexpr (kHot != HotKind::kNone) AddBytes(w.report.hot, place.item, hot.hits());
   __syncthreads();
   LetNextStart();
   Finish(a, place, shared);
@@ -162,14 +163,21 @@ PlanesArguments ArgumentsOf(const AttendPlanesBatch& w, int ctas) {
   return a;
 }
 
+bool IsValid(const HotRows& hot, const DevicePlanes& planes) {
+  const bool are_in_blocks = hot.launch != nullptr;
+  return !hot.IsThere() || (hot.rows >= 1 && hot.rows <= 32 &&
+                            (!are_in_blocks || (planes.block_groups == 1 &&
+                                                (hot.offset | hot.head_stride) % 32 == 0)));
+}
+
 bool IsValid(const AttendPlanesBatch& w) {
   const PlanesRule& r = w.rule;
   return w.planes.IsValid() && w.planes.format.tokens == kGroupTokens && w.batch >= 0 &&
          w.group >= 1 && w.group <= 8 && w.q_stride % 8 == 0 && w.scale > 0 &&
          (r.fine_above > 0 || (r.fine_above == 0 && r.share >= 1)) && r.run == 1 && r.sample >= 1 &&
          r.sinks >= 0 && r.recent >= 1 && r.skip_below >= 0 && w.with.parts >= 1 &&
-         (w.hot.sequences == nullptr || (w.hot.rows >= 1 && w.hot.rows <= 32)) &&
-         w.report.stride % kGroupTokens == 0 && (w.to.rows != nullptr || w.partial.o != nullptr);
+         IsValid(w.hot, w.planes) && w.report.stride % kGroupTokens == 0 &&
+         (w.to.rows != nullptr || w.partial.o != nullptr);
 }
 
 // Launches one of the op's kernels, which takes shared memory of this type.
@@ -199,11 +207,13 @@ int Launch(const AttendPlanesBatch& w, Stream stream) {
   const int error = LaunchOne<OfWarps>(SampleKernel<kDim, kHeads>, a, dim3(ctas / items, items),
                                        kThreads, stream);
   if (error != 0) return error;
-  if (w.hot.sequences != nullptr) {
+  if (w.hot.IsThere()) {
     using OfHotWarps = CtaMemory<kDim, kHeads, HotWarpMemory<kDim, kHeads>>;
-    return LaunchOne<OfHotWarps>(AttendKernel<kDim, kHeads, true>, a, ctas, kThreads, stream);
+    const auto kernel = w.hot.launch != nullptr ? AttendKernel<kDim, kHeads, HotKind::kInBlocks>
+                                                : AttendKernel<kDim, kHeads, HotKind::kOfSequences>;
+    return LaunchOne<OfHotWarps>(kernel, a, ctas, kThreads, stream);
   }
-  return LaunchOne<OfWarps>(AttendKernel<kDim, kHeads, false>, a, ctas, kThreads, stream);
+  return LaunchOne<OfWarps>(AttendKernel<kDim, kHeads, HotKind::kNone>, a, ctas, kThreads, stream);
 }
 
 template <int kDim>

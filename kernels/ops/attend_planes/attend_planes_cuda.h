@@ -28,16 +28,28 @@ namespace kvstrata::cuda {
 
 // Copies on the GPU of lower rows that were fine lately, for lower runs that lie on the host. Each
 // group has `rows` of them, with a tag each; the op keeps both. Sinks, the window and sequences of
-// which all is fine are read past them.
+// which all is fine are read past them. They are a sequence's own, or lie in blocks.
 struct HotSequence {
   uint64_t tags = 0;    // device [heads][groups][rows], a byte each, at first 0; 0: there are none
   uint64_t copies = 0;  // device [heads][groups][rows][bytes of a lower row], 16-byte aligned
   int64_t groups = 0;   // that there is room for; those behind them have none
 };
+// In blocks of one group: a record for each KV head, of 64 bytes for a claim and for tags, at first
+// 0, and then the copies. A block may be several sequences': the first warp that asks has the
+// record in a launch, and others read past it.
 struct HotRows {
-  const HotSequence* sequences = nullptr;  // device [batch]; null: no sequence has any
+  const HotSequence* sequences = nullptr;  // device [batch]; null: no sequence has any of its own
   int32_t rows = 0;                        // 1..32
   int32_t first_head = 0;                  // the layer's
+  // device: a number that no earlier launch over the same records had; null: none are in blocks
+  const uint32_t* launch = nullptr;
+  int64_t offset = 0, head_stride = 0;  // of records, as those of DevicePlanes::upper
+
+  static constexpr int64_t kTagBytes = 64;
+  static constexpr int64_t RecordBytes(int32_t rows, int64_t row_bytes) {
+    return kTagBytes + rows * row_bytes;
+  }
+  constexpr bool IsThere() const { return sequences != nullptr || launch != nullptr; }
 };
 
 // What was chosen and what that cost. Null: not wanted.

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copies on the GPU of lower rows that lie on the host (HotRows), for the warp that has a group: it
-// alone reads and writes the group's tags and copies in a launch, so nothing is locked.
+// alone reads and writes the group's tags and copies in a launch, so nothing is locked. Where
+// copies lie in blocks, which sequences share, it is the warp that was first to claim them. A
+// claim is the launch's number, so none is given back.
 //
 // Tags of a group are asked for before it is scored. Rows that it has are read from the copies,
 // others from the host; those take places when they have arrived: empty ones, else of rows that
@@ -16,9 +18,10 @@ namespace kvstrata::cuda {
 // All rows are read where they lie.
 struct NoHotRows {
   static constexpr bool kIsOn = false;
-  __device__ void AskTags(int) {}
+  template <typename Item>
+  __device__ void AskTags(int, const Item&) {}
   __device__ void PassBy() {}
-  __device__ void Begin() {}
+  __device__ void Begin(uint64_t) {}
   __device__ void Take(int, const uint8_t*, int, int) {}
   template <int kPieces>
   __device__ void Keep(int, const uint4 (*)[kPieces]) {}
@@ -26,9 +29,10 @@ struct NoHotRows {
 
 // What of a warp's copies is in its shared memory.
 struct HotItem {
-  uint64_t tags, copies;  // the item's
+  uint64_t tags, copies;  // the item's; in blocks: the offset of its record, and nothing
   int32_t groups;         // that there is room for
   int32_t rows, row_bytes;
+  uint32_t launch;            // in blocks: what claims
   uint32_t hits;              // bytes that copies had
   uint8_t places[kFineTile];  // the tile's rows', which take one
 };
@@ -36,6 +40,7 @@ struct HotItem {
 // A tag: the token's number in its group, and in two bits how fresh the copy is: 3 fine in the last
 // launch that had fine tokens in the group, 2 in the one before, 1 in an older one, 0 there is
 // none.
+template <bool kInBlocks>
 class HotRowSet {
  public:
   static constexpr bool kIsOn = true;
@@ -43,7 +48,13 @@ class HotRowSet {
   // For KV head `head` of a sequence. By a warp; `item` is its own.
   __device__ HotRowSet(const HotRows& hot, int sequence, int head, int row_bytes, HotItem* item)
       : item_(*item), lane_(threadIdx.x % 32) {
-    if (lane_ == 0) {
+    if (kInBlocks && lane_ == 0) {
+      item_.tags = static_cast<uint64_t>(hot.offset + head * hot.head_stride);
+      item_.rows = hot.rows;
+      item_.row_bytes = row_bytes;
+      item_.launch = *hot.launch;
+      item_.hits = 0;
+    } else if (lane_ == 0) {
       const HotSequence& of = hot.sequences[sequence];
       const int64_t first = (hot.first_head + head) * of.groups * hot.rows;
       item_ = {of.tags + first,
@@ -52,20 +63,34 @@ class HotRowSet {
                hot.rows,
                row_bytes,
                0,
+               0,
                {}};
     }
     __syncwarp();
   }
 
-  // The tags of the group that is begun next.
-  __device__ __forceinline__ void AskTags(int group) {
+  // The tags of the group that is begun next. item: PlanesItem.
+  template <typename Item>
+  __device__ __forceinline__ void AskTags(int group, const Item& item) {
     next_tag_ = kPassedBy;
-    if (group >= item_.groups) return;
-    next_tag_ = lane_ < item_.rows ? __ldcg(TagOf(group)) : 0;
+    if constexpr (kInBlocks) {
+      const uint64_t record = RecordIn(item.UpperBlock(group));
+      if (lane_ == 0) claimed_ = atomicExch(reinterpret_cast<uint32_t*>(record), item_.launch);
+      next_tag_ = lane_ < item_.rows ? __ldcg(TagIn(record)) : 0;
+    } else if (group < item_.groups) {
+      next_tag_ = lane_ < item_.rows ? __ldcg(TagOf(group)) : 0;
+    }
   }
   // The next group's copies are left as they are.
   __device__ __forceinline__ void PassBy() { next_tag_ = kPassedBy; }
-  __device__ __forceinline__ void Begin() { tag_ = next_tag_; }
+  // block: the group's, as its table has it.
+  __device__ __forceinline__ void Begin(uint64_t block) {
+    tag_ = next_tag_;
+    if constexpr (kInBlocks) {
+      record_ = RecordIn(block);
+      if (__shfl_sync(kAllLanes, claimed_, 0) == item_.launch) tag_ = kPassedBy;
+    }
+  }
 
   // Where row `row` of a tile is read. `host`: its own address.
   __device__ __forceinline__ uint64_t Find(int group, int row, int token, uint64_t host) {
@@ -107,10 +132,18 @@ class HotRowSet {
  private:
   static constexpr uint32_t kFine = 3, kPassedBy = 4 * kGroupTokens;
 
+  __device__ uint64_t RecordIn(uint64_t block) const {
+    return FirstRunIn(block, static_cast<int64_t>(item_.tags));
+  }
+  __device__ uint8_t* TagIn(uint64_t record) const {
+    return reinterpret_cast<uint8_t*>(record + sizeof(uint32_t) + lane_);
+  }
   __device__ uint8_t* TagOf(int group) const {
+    if constexpr (kInBlocks) return TagIn(record_);
     return reinterpret_cast<uint8_t*>(item_.tags + int64_t{group} * item_.rows + lane_);
   }
   __device__ uint64_t CopyAt(int group, int place) const {
+    if constexpr (kInBlocks) return record_ + HotRows::kTagBytes + place * item_.row_bytes;
     return item_.copies + (int64_t{group} * item_.rows + place) * item_.row_bytes;
   }
 
@@ -144,8 +177,13 @@ class HotRowSet {
   HotItem& item_;
   const int lane_;
   uint32_t tag_ = kPassedBy, next_tag_ = kPassedBy;  // the lane's copy's
-  uint32_t taken_ = 0;  // rows of the tile that were not found; then those that take a place
+  uint32_t taken_ = 0;    // rows of the tile that were not found; then those that take a place
+  uint64_t record_ = 0;   // in blocks: of the group that was begun
+  uint32_t claimed_ = 0;  // lane 0: by whom the next group's was
 };
+
+// Which copies there are.
+enum class HotKind : uint8_t { kNone, kOfSequences, kInBlocks };
 
 // A warp's shared memory, with copies.
 template <int kDim, int kHeads>

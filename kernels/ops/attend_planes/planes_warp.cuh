@@ -50,7 +50,7 @@ class PlanesWarp {
         if (visits_.IsOctet(visit) || visits_.is_full) {
           hot.PassBy();
         } else {
-          hot.AskTags(group);
+          hot.AskTags(group, item_);
         }
         WaitForCopies<2>();
         __syncwarp();
@@ -202,7 +202,7 @@ class PlanesWarp {
     fetched_ += __popc(strips_) * (Shape::kStripBytes + 4 * kStripTokens);
     if (count_ == 0) return;
     __syncwarp();
-    hot.Begin();
+    hot.Begin(upper_);
     lower_ = item_.LowerIn(lower_, group_);
     copier_.Rows(0, min(count_, kFineTile), lower_, item_.row_bytes, group_, hot);
     hot.Take(group_, memory_.fine, 0, count_);

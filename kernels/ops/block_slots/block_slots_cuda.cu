@@ -10,6 +10,7 @@ constexpr int kThreads = 128;
 __global__ __launch_bounds__(kThreads) void BlockSlotsKernel(const BlockSlotsBatch w) {
   const int row = blockIdx.x * kThreads + threadIdx.x;
   if (row >= w.capacity) return;
+  if (row == 0 && w.step != nullptr) ++*w.step;
   const int32_t slot = row < w.rows ? w.slot_ids[row] : -1;
   const int32_t tokens = slot < 0 ? 0 : w.lengths[row];
   const bool decodes = tokens > 0 && row<w.decodes, is_prompt = tokens> 0 && !decodes;

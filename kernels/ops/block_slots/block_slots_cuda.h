@@ -34,6 +34,7 @@ struct BlockSlotsBatch {
   int32_t *tokens = nullptr, *raw = nullptr, *groups = nullptr;
   int32_t *seal_from = nullptr, *seal_to = nullptr;
   int32_t* tails = nullptr;  // [capacity][2]
+  uint32_t* step = nullptr;  // device, counted on; null: nobody asks
 };
 
 // cudaErrorInvalidValue for a shape that it does not take.

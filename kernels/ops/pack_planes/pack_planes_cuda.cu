@@ -349,6 +349,10 @@ __global__ void __launch_bounds__(kThreads)
   g.upper = first_run(w.planes.upper, w.upper_layer_stride) + int64_t{in_block} * upper_bytes;
   g.lower =
       first_run(w.planes.lower, w.lower_layer_stride) + int64_t{in_block} * tokens * row_bytes;
+  if (w.hot_offset != 0 && threadIdx.x < 16) {
+    const DeviceRuns records{w.planes.upper.blocks, w.hot_offset, w.hot_head_stride};
+    reinterpret_cast<uint32_t*>(first_run(records, w.upper_layer_stride))[threadIdx.x] = 0;
+  }
   const bool is_strange = FindExtremes<T, kDim, false>(g, shared);
   const bool is_careful = __syncthreads_or(is_strange);
   if (is_careful) {
