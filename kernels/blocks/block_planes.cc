@@ -43,7 +43,7 @@ PlanesFormat FormatOf(const Plan& plan, const Geometry& g) {
 // Copies of a group's lower rows in blocks, with their tags; 0: there are none.
 int64_t RecordBytes(const Plan& plan, const PlanesFormat& format) {
   const bool are_there = plan.planes.lower == Tier::kHost && plan.planes.hot > 0;
-  return are_there ? cuda::HotRows::RecordBytes(plan.planes.hot, format.row_bytes()) : 0;
+  return are_there ? cuda::DevicePlanes::HotRecordBytes(plan.planes.hot, format.row_bytes()) : 0;
 }
 
 // From a block's lower runs to the next one's; 0: they are in blocks.
@@ -237,9 +237,9 @@ cuda::DevicePlanes BlockPlanes::PlanesOf(int32_t layer, const RunTables& blocks,
                                          int32_t stride) const {
   const auto i = static_cast<size_t>(layer);
   const auto upper = static_cast<int64_t>(layers_[i]);
-  const int64_t lower = step_.is_lower_apart()
-                            ? static_cast<int64_t>(lower_layers_[i])
-                            : upper + shape_.geometry.kv_heads * format_.upper_bytes();
+  const int64_t behind_upper = upper + shape_.geometry.kv_heads * format_.upper_bytes();
+  const int64_t lower =
+      step_.is_lower_apart() ? static_cast<int64_t>(lower_layers_[i]) : behind_upper;
   cuda::DevicePlanes planes;
   planes.format = format_;
   planes.kv_heads = shape_.geometry.kv_heads;
@@ -247,18 +247,9 @@ cuda::DevicePlanes BlockPlanes::PlanesOf(int32_t layer, const RunTables& blocks,
   planes.lower = {blocks.lower, lower, format_.lower_bytes()};
   planes.block_stride = stride;
   planes.block_groups = 1;
+  planes.hot_head_stride = RecordBytes(plan_, format_);
+  if (planes.hot_head_stride > 0) planes.hot_offset = behind_upper;
   return planes;
-}
-
-cuda::HotRows BlockPlanes::CopiesOf(int32_t layer) const {
-  cuda::HotRows copies;
-  copies.head_stride = RecordBytes(plan_, format_);
-  if (copies.head_stride == 0) return copies;
-  copies.rows = plan_.planes.hot;
-  copies.launch = step_.From(0).step;
-  copies.offset = static_cast<int64_t>(layers_[static_cast<size_t>(layer)]) +
-                  shape_.geometry.kv_heads * format_.upper_bytes();
-  return copies;
 }
 
 Status BlockPlanes::Begin(const BlockPlanesBatch& batch, cuda::Stream stream) {
@@ -305,7 +296,10 @@ Status BlockPlanes::AttendSealed(int32_t layer, const TokenRows& q, void* out, i
   w.q_dtype = g.dtype;
   w.q_stride = q.stride / SizeOf(g.dtype);
   w.scale = g.logit_scale();
-  w.hot = CopiesOf(layer);
+  if (w.planes.hot_offset != 0) {
+    w.hot.rows = plan_.planes.hot;
+    w.hot.launch = step.step;
+  }
   w.with = RawPartial();
   w.to = {out, g.dtype, nullptr};
   w.counters = workspace_.At(planes_counters_);
@@ -320,8 +314,6 @@ Status BlockPlanes::SealSlots(LayerRange layers, int32_t rows, cuda::Stream stre
   w.keys = SlotRows(layers.first, 0, Side::kKeys);
   w.values = SlotRows(layers.first, 0, Side::kValues);
   w.planes = PlanesOf(layers.first, step.seal_blocks, 1);
-  w.hot_offset = CopiesOf(layers.first).offset;
-  w.hot_head_stride = CopiesOf(layers.first).head_stride;
   w.from = step.seal_from;
   w.to = step.seal_to;
   w.batch = rows;
@@ -408,8 +400,6 @@ Status BlockPlanes::SealChunk(int32_t layer, const PromptChunk& chunk, const All
   w.values = w.keys;
   w.values.offset = reinterpret_cast<int64_t>(all.v);
   w.planes = PlanesOf(layer, step_.From(chunk.row).blocks, shape_.BlocksOfRow());
-  w.hot_offset = CopiesOf(layer).offset;
-  w.hot_head_stride = CopiesOf(layer).head_stride;
   w.from = step_.From(chunk.row).from;
   w.to = step_.From(chunk.row).to;
   w.batch = 1;

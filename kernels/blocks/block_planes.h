@@ -12,7 +12,7 @@
 // A block of a layer is one sealed group of each KV head: the upper runs of all heads, then their
 // lower ones. With lower = "host" these lie apart, in memory of the host that is registered with
 // CUDA, which kernels read and write over the bus, and a block has copies of some of their rows
-// behind its upper runs (cuda::HotRows). Rows of tokens whose group is not full yet lie
+// behind its upper runs (cuda::DevicePlanes). Rows of tokens whose group is not full yet lie
 // in the slot of their request, in the workspace: [layer][slot], each a page of 64 tokens
 // (PageLayout). With N tokens a step's own among them, S = 64 floor((N - 1) / 64) are sealed, and
 // token t of the others is row t - S of the slot. So nobody has to be told when a block or a slot
@@ -124,7 +124,6 @@ class BlockPlanes {
   cuda::PagedLayer SlotPages(int32_t layer, int32_t row) const;
   cuda::DeviceRows SlotRows(int32_t layer, int32_t row, Side side) const;
   cuda::DevicePlanes PlanesOf(int32_t layer, const RunTables& blocks, int32_t stride) const;
-  cuda::HotRows CopiesOf(int32_t layer) const;
   cuda::Partials RawPartial() const;
   Status AttendRawRows(int32_t layer, const DecodedRows& step, int32_t rows,
                        cuda::Stream stream) const;

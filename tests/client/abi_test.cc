@@ -113,7 +113,7 @@ TEST_F(AbiTest, BlocksOfPlanesOfAnEngine) {
   EXPECT_EQ(form.workspace_bytes, 0u);  // not asked for
   EXPECT_EQ(form.lower_token_bytes, 0);
   ASSERT_EQ(kvs_block_planes_form("planes{lower = 'host'}", &shape, &form), KVS_OK);
-  EXPECT_EQ(form.token_bytes, 76);
+  EXPECT_EQ(form.token_bytes, 102);
   EXPECT_EQ(form.lower_token_bytes, 192);
   kvs_planes_form older{offsetof(kvs_planes_form, lower_token_bytes), 0, 0, 0, -1};
   ASSERT_EQ(kvs_block_planes_form("planes", &shape, &older), KVS_OK) << kvs_error_message();

@@ -56,7 +56,10 @@ class Copies {
 // Copies in a case's blocks.
 class BlockCopies {
  public:
-  explicit BlockCopies(const PlanesCase& c) : hot_(c.InBlocks()) { hot_.launch = launch_.get(); }
+  explicit BlockCopies(int rows) {
+    hot_.rows = rows;
+    hot_.launch = launch_.get();
+  }
   // For one launch.
   HotRows Next() {
     launch_.Write({++number_});
@@ -172,7 +175,7 @@ TEST(AttendPlanesHotCuda, WarmCopiesInBlocksAreAllThatIsRead) {
       ASSERT_EQ(c.Run(), 0);
       c.ExpectRule();
       const PlanesOutputs want = c.got();
-      BlockCopies copies(c);
+      BlockCopies copies(32);
       EXPECT_EQ(RunWith(c, copies.Next()), 0u) << "cold";
       ExpectSame(c.got(), want);
       c.PoisonLower();
@@ -209,7 +212,7 @@ TEST(AttendPlanesHotCuda, SharedBlocksHaveOneUserALaunch) {
     s.rule.fine_above = 1;
     PlanesCase c(s, rng);
     c.ShareBlocks();
-    BlockCopies copies(c);
+    BlockCopies copies(rows);
     uint64_t hits = 0;
     for (int step = 0; step < 12; ++step) {
       SCOPED_TRACE(std::to_string(rows) + " rows, step " + std::to_string(step));
@@ -301,13 +304,13 @@ TEST(AttendPlanesHotCuda, RefusesSetsThatItDoesNotTake) {
   }
   PlanesCase in_blocks(InBlocks(8), rng);
   in_blocks.SetTokens({300, 400});
-  BlockCopies own(in_blocks);
+  BlockCopies own(8);
   work = in_blocks.work();
   work.hot = own.Next();
   work.planes.block_groups = 2;
   EXPECT_NE(kvs_cuda_ops()->attend_planes(work, nullptr), 0);
   work.planes.block_groups = 1;
-  work.hot.offset += 16;
+  work.planes.hot_offset += 16;
   EXPECT_NE(kvs_cuda_ops()->attend_planes(work, nullptr), 0);
 }
 

@@ -46,15 +46,6 @@ class PlanesCase {
     upper_->Share(work_.planes.block_stride);
     lower_->Share(work_.planes.block_stride);
   }
-  // Copies in blocks; without HotRows::launch.
-  HotRows InBlocks() const {
-    const DeviceRuns& upper = work_.planes.upper;
-    HotRows hot;
-    hot.rows = s_.hot_in_blocks;
-    hot.offset = upper.offset + s_.kv_heads * upper.head_stride;
-    hot.head_stride = RecordBytes();
-    return hot;
-  }
 
   AttendPlanesBatch work() const { return work_; }
   void PoisonOutputs() {
@@ -134,17 +125,16 @@ class PlanesCase {
   }
 
  private:
-  int64_t RecordBytes() const {
-    const int rows = s_.hot_in_blocks;
-    return rows == 0 ? 0 : HotRows::RecordBytes(rows, in_.format().row_bytes());
-  }
   // Groups to blocks at random places.
   void Place(Rng& rng) {
     const int blocks = (s_.groups_max + s_.block_groups - 1) / s_.block_groups;
     std::vector<int> places(static_cast<size_t>(blocks) * s_.batch);
     std::iota(places.begin(), places.end(), 0);
     std::shuffle(places.begin(), places.end(), rng);
-    upper_ = std::make_unique<PlacedRuns>(in_, places, false, false, RecordBytes());
+    const int rows = s_.hot_in_blocks;
+    const int64_t record =
+        rows == 0 ? 0 : DevicePlanes::HotRecordBytes(rows, in_.format().row_bytes());
+    upper_ = std::make_unique<PlacedRuns>(in_, places, false, false, record);
     lower_ = std::make_unique<PlacedRuns>(in_, places, true, s_.lower_on_host);
     work_.planes.format = in_.format();
     work_.planes.upper = upper_->runs();
@@ -152,6 +142,9 @@ class PlanesCase {
     work_.planes.block_stride = blocks;
     work_.planes.block_groups = s_.block_groups;
     work_.planes.kv_heads = s_.kv_heads;
+    if (rows == 0) return;
+    work_.planes.hot_offset = upper_->runs().offset + s_.kv_heads * upper_->runs().head_stride;
+    work_.planes.hot_head_stride = record;
   }
 
   void Allocate() {

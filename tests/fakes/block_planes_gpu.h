@@ -109,14 +109,15 @@ inline std::byte* RunAt(const cuda::DevicePlanes& p, const cuda::DeviceRuns& run
          group % p.block_groups * bytes;
 }
 
-// Copies in a block (cuda::HotRows): a token's place is its number modulo `rows`. They are
+// Copies in a block (cuda::DevicePlanes): a token's place is its number modulo `rows`. They are
 // believed.
 class BlockCopies {
  public:
   BlockCopies(const cuda::AttendPlanesBatch& w, int b, int32_t group, int head)
       : format_(w.planes.format), rows_(w.hot.rows) {
     if (w.hot.launch == nullptr) return;
-    const cuda::DeviceRuns records{w.planes.upper.blocks, w.hot.offset, w.hot.head_stride};
+    const cuda::DeviceRuns records{w.planes.upper.blocks, w.planes.hot_offset,
+                                   w.planes.hot_head_stride};
     record_ = RunAt(w.planes, records, b, group, head, 0);
   }
 
@@ -140,7 +141,7 @@ class BlockCopies {
 
  private:
   std::byte* Copy(int32_t place) const {
-    return record_ + cuda::HotRows::kTagBytes + place * format_.row_bytes();
+    return record_ + cuda::DevicePlanes::kHotTagBytes + place * format_.row_bytes();
   }
 
   const PlanesFormat format_;
@@ -222,9 +223,10 @@ inline int PackBlocks(const cuda::PackPlanesBatch& work, cuda::Stream) {
           one.upper = RunAt(w.planes, w.planes.upper, b, g, head, f.upper_bytes());
           one.lower = RunAt(w.planes, w.planes.lower, b, g, head, f.lower_bytes());
           PackPlanesRef(&one, 1, InlineExecutor());
-          if (w.hot_offset == 0) continue;
-          const cuda::DeviceRuns records{w.planes.upper.blocks, w.hot_offset, w.hot_head_stride};
-          std::memset(RunAt(w.planes, records, b, g, head, 0), 0, cuda::HotRows::kTagBytes);
+          if (w.planes.hot_offset == 0) continue;
+          const cuda::DeviceRuns records{w.planes.upper.blocks, w.planes.hot_offset,
+                                         w.planes.hot_head_stride};
+          std::memset(RunAt(w.planes, records, b, g, head, 0), 0, cuda::DevicePlanes::kHotTagBytes);
         }
       }
     }
@@ -232,7 +234,7 @@ inline int PackBlocks(const cuda::PackPlanesBatch& work, cuda::Stream) {
     w.values.offset += w.row_layer_stride;
     w.planes.upper.offset += w.upper_layer_stride;
     w.planes.lower.offset += w.lower_layer_stride;
-    if (w.hot_offset != 0) w.hot_offset += w.upper_layer_stride;
+    if (w.planes.hot_offset != 0) w.planes.hot_offset += w.upper_layer_stride;
   }
   return 0;
 }

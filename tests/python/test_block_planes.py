@@ -34,7 +34,8 @@ def test_the_form_is_that_of_groups(plan: str, dim: int, token: int):
 def test_lower_runs_may_be_on_the_host(plan: str, dim: int, upper: int, lower: int):
     host = plan.replace("}", ", lower = 'host'}") if "{" in plan else plan + "{lower = 'host'}"
     form, whole = form_of(host, replace(SHAPE, head_dim=dim)), form_of(plan, replace(SHAPE, head_dim=dim))
-    assert (form.token_bytes, form.lower_token_bytes) == (upper, lower)
+    assert (form.token_bytes, form.lower_token_bytes) == (upper + 2 + 8 * lower // 64, lower)
+    assert form_of(host.replace("'host'", "'host', hot = 0"), replace(SHAPE, head_dim=dim)).token_bytes == upper
     assert (whole.token_bytes, whole.lower_token_bytes) == (upper + lower, 0)
     assert form.slot_bytes == whole.slot_bytes
 

@@ -43,11 +43,12 @@ def spec(**changes: Any) -> Any:
 
 
 @pytest.mark.parametrize("plan, dim, token", [("planes", 128, 268), ("planes", 64, 136), ("planes{keep = 4}", 128, 140),
-                                              ("planes{lower = 'host'}", 128, 76)])
+                                              ("planes{lower = 'host'}", 128, 102), ("planes{lower = 'host', hot = 0}", 128, 76)])
 def test_a_blocks_form(monkeypatch: pytest.MonkeyPatch, plan: str, dim: int, token: int):
     monkeypatch.setattr(KvstrataImpl, "plan", plan)
     made = customize_attention_spec(KvstrataBackend, spec(head_size=dim))
     assert type(made) is PlanesSpec and made.state_content_bytes == token
+    assert token % 2 == 0  # vLLM counts elements of the model's dtype
     assert made.page_size_bytes == made.unpadded_page_size_bytes == 64 * 8 * token  # nothing that offloads leaves out
     assert made.get_block_stride_alignment() == 1
     assert type(PlanesSpec.merge([made, made])) is PlanesSpec
@@ -195,7 +196,7 @@ class Recorded:
 
 
 def layers_of(count: int, blocks: int = 9, token_bytes: int = 268) -> dict[str, Any]:
-    cache = torch.zeros(count, blocks, 2, 64, token_bytes // 2, dtype=torch.bfloat16)
+    cache = torch.zeros(count, blocks, 2, 64, token_bytes, dtype=torch.uint8)
     return {f"layer.{i}": SimpleNamespace(impl=SimpleNamespace(scale=0.1, index=-1), kv_cache=cache[i])
             for i in range(count)}
 
@@ -307,16 +308,16 @@ def test_lower_planes_on_the_host(rows: PlanesRows, pinned: Pinned, caplog: pyte
     """For as many blocks as vLLM has, once, whatever it makes again; for its last blocks alone."""
     plan, step, size = 'planes{lower = "host"}', batch([1], [1], [True], [0]), 64 * 2 * 192
     assert not hasattr(rows, "lower") and rows._lower is None and not pinned.ranges
-    first = rows_of(layers_of(3, 9, 76), plan)
+    first = rows_of(layers_of(3, 9, 102), plan)
     with caplog.at_level("INFO", "vllm.kvstrata"):
         first.begin(step, 1)
     assert list(pinned.ranges.values()) == [3 * 9 * size]
     (address,) = pinned.ranges
     assert first._planes.lower == [address + layer * 9 * size for layer in range(3)]
-    assert first._planes.shape.block_stride == 2 * 64 * 76
+    assert first._planes.shape.block_stride == 2 * 64 * 102
     assert "lower planes of 9 blocks of 3 layers" in caplog.text
     for blocks in (9, 40):
-        again = rows_of(layers_of(3, blocks, 76), plan)
+        again = rows_of(layers_of(3, blocks, 102), plan)
         again.begin(step, 1)
         again.begin(step, 1)
         assert list(pinned.ranges.values()) == [3 * blocks * size]
@@ -328,7 +329,7 @@ def test_lower_planes_on_the_host(rows: PlanesRows, pinned: Pinned, caplog: pyte
 
 
 def test_lower_planes_that_the_host_has_no_room_for(rows: PlanesRows, pinned: Pinned, monkeypatch: pytest.MonkeyPatch):
-    layers = rows_of(layers_of(3, 40, 76), 'planes{lower = "host"}')
+    layers = rows_of(layers_of(3, 40, 102), 'planes{lower = "host"}')
     monkeypatch.setenv("KVSTRATA_LOWER_PLANES_BYTES", str(3 * 39 * 64 * 2 * 192))
     with pytest.raises(Unsupported, match=r"of 40 blocks, and there are 0.0 GiB, for 39 blocks; .*--num-gpu-blocks-override"):
         layers.begin(batch([1], [1], [True], [0]), 1)

@@ -32,7 +32,8 @@ extern "C" {
 typedef struct kvs_block_planes kvs_block_planes;
 
 /* A block lies at layer + id * block_stride: bytes, a multiple of 32, here and in bind. In it lie
- * the upper runs of all KV heads, then, unless the plan has lower = "host", their lower runs. */
+ * the upper runs of all KV heads, then their lower runs or, with lower = "host", copies of some of
+ * their lower rows. */
 typedef struct kvs_planes_shape {
   size_t size;
   int32_t layers, query_heads, kv_heads;
@@ -49,7 +50,8 @@ typedef struct kvs_planes_shape {
 
 typedef struct kvs_planes_form {
   size_t size;
-  /* A block's, for each KV head and token. With head_dim 128: 268; with lower = "host" 76. */
+  /* A block's, for each KV head and token. With head_dim 128: 268; with lower = "host" 102, of
+   * which 26 are copies that the GPU keeps (hot = 8). */
   int64_t token_bytes;
   uint64_t slot_bytes;      /* the newest rows of a request, in the workspace */
   uint64_t workspace_bytes; /* GPU memory that bind takes, slots included */

@@ -33,7 +33,7 @@ __device__ __forceinline__ auto HotRowsOf(const AttendPlanesBatch& w, const CtaP
                                           int row_bytes, Memory& memory) {
   if constexpr (kHot != HotKind::kNone) {
     constexpr bool kInBlocks = kHot == HotKind::kInBlocks;
-    return HotRowSet<kInBlocks>(w.hot, place.sequence, place.head, row_bytes, &memory.hot);
+    return HotRowSet<kInBlocks>(w, place.sequence, place.head, row_bytes, &memory.hot);
   } else {
     return NoHotRows{};
   }
@@ -163,21 +163,15 @@ PlanesArguments ArgumentsOf(const AttendPlanesBatch& w, int ctas) {
   return a;
 }
 
-bool IsValid(const HotRows& hot, const DevicePlanes& planes) {
-  const bool are_in_blocks = hot.launch != nullptr;
-  return !hot.IsThere() || (hot.rows >= 1 && hot.rows <= 32 &&
-                            (!are_in_blocks || (planes.block_groups == 1 &&
-                                                (hot.offset | hot.head_stride) % 32 == 0)));
-}
-
 bool IsValid(const AttendPlanesBatch& w) {
   const PlanesRule& r = w.rule;
   return w.planes.IsValid() && w.planes.format.tokens == kGroupTokens && w.batch >= 0 &&
          w.group >= 1 && w.group <= 8 && w.q_stride % 8 == 0 && w.scale > 0 &&
          (r.fine_above > 0 || (r.fine_above == 0 && r.share >= 1)) && r.run == 1 && r.sample >= 1 &&
          r.sinks >= 0 && r.recent >= 1 && r.skip_below >= 0 && w.with.parts >= 1 &&
-         IsValid(w.hot, w.planes) && w.report.stride % kGroupTokens == 0 &&
-         (w.to.rows != nullptr || w.partial.o != nullptr);
+         (!w.hot.IsThere() || (w.hot.rows >= 1 && w.hot.rows <= 32)) &&
+         (w.hot.launch == nullptr || w.planes.hot_offset != 0) &&
+         w.report.stride % kGroupTokens == 0 && (w.to.rows != nullptr || w.partial.o != nullptr);
 }
 
 // Launches one of the op's kernels, which takes shared memory of this type.

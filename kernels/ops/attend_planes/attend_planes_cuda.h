@@ -34,21 +34,15 @@ struct HotSequence {
   uint64_t copies = 0;  // device [heads][groups][rows][bytes of a lower row], 16-byte aligned
   int64_t groups = 0;   // that there is room for; those behind them have none
 };
-// In blocks of one group: a record for each KV head, of 64 bytes for a claim and for tags, at first
-// 0, and then the copies. A block may be several sequences': the first warp that asks has the
-// record in a launch, and others read past it.
+// In blocks (DevicePlanes::hot_offset) a record has a claim, tags and the copies. A block may be
+// several sequences': the first warp that asks has the record in a launch, others read past it.
 struct HotRows {
   const HotSequence* sequences = nullptr;  // device [batch]; null: no sequence has any of its own
   int32_t rows = 0;                        // 1..32
   int32_t first_head = 0;                  // the layer's
-  // device: a number that no earlier launch over the same records had; null: none are in blocks
+  // device: a number that no earlier launch over the same records had; null: they are not looked at
   const uint32_t* launch = nullptr;
-  int64_t offset = 0, head_stride = 0;  // of records, as those of DevicePlanes::upper
 
-  static constexpr int64_t kTagBytes = 64;
-  static constexpr int64_t RecordBytes(int32_t rows, int64_t row_bytes) {
-    return kTagBytes + rows * row_bytes;
-  }
   constexpr bool IsThere() const { return sequences != nullptr || launch != nullptr; }
 };
 

@@ -46,21 +46,22 @@ class HotRowSet {
   static constexpr bool kIsOn = true;
 
   // For KV head `head` of a sequence. By a warp; `item` is its own.
-  __device__ HotRowSet(const HotRows& hot, int sequence, int head, int row_bytes, HotItem* item)
+  __device__ HotRowSet(const AttendPlanesBatch& w, int sequence, int head, int row_bytes,
+                       HotItem* item)
       : item_(*item), lane_(threadIdx.x % 32) {
     if (kInBlocks && lane_ == 0) {
-      item_.tags = static_cast<uint64_t>(hot.offset + head * hot.head_stride);
-      item_.rows = hot.rows;
+      item_.tags = static_cast<uint64_t>(w.planes.hot_offset + head * w.planes.hot_head_stride);
+      item_.rows = w.hot.rows;
       item_.row_bytes = row_bytes;
-      item_.launch = *hot.launch;
+      item_.launch = *w.hot.launch;
       item_.hits = 0;
     } else if (lane_ == 0) {
-      const HotSequence& of = hot.sequences[sequence];
-      const int64_t first = (hot.first_head + head) * of.groups * hot.rows;
+      const HotSequence& of = w.hot.sequences[sequence];
+      const int64_t first = (w.hot.first_head + head) * of.groups * w.hot.rows;
       item_ = {of.tags + first,
                of.copies + first * row_bytes,
                of.tags == 0 ? 0 : static_cast<int32_t>(of.groups),
-               hot.rows,
+               w.hot.rows,
                row_bytes,
                0,
                0,
@@ -143,7 +144,7 @@ class HotRowSet {
     return reinterpret_cast<uint8_t*>(item_.tags + int64_t{group} * item_.rows + lane_);
   }
   __device__ uint64_t CopyAt(int group, int place) const {
-    if constexpr (kInBlocks) return record_ + HotRows::kTagBytes + place * item_.row_bytes;
+    if constexpr (kInBlocks) return record_ + DevicePlanes::kHotTagBytes + place * item_.row_bytes;
     return item_.copies + (int64_t{group} * item_.rows + place) * item_.row_bytes;
   }
 

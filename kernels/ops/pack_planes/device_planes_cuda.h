@@ -29,12 +29,22 @@ struct DevicePlanes {
   int32_t block_stride = 0;
   int32_t block_groups = 0;  // a power of two
   int32_t kv_heads = 0;
+  // In blocks of one group, where upper runs are: records of copies of lower rows, one a KV head
+  // (attend_planes_cuda.h, HotRows), with an offset and a stride as upper runs have. Sealing a
+  // group empties its record. 0: there are none.
+  int64_t hot_offset = 0, hot_head_stride = 0;
+
+  static constexpr int64_t kHotTagBytes = 128;  // in front of a record's copies; all 0: it is empty
+  static constexpr int64_t HotRecordBytes(int32_t rows, int64_t row_bytes) {
+    return kHotTagBytes + rows * row_bytes;
+  }
 
   constexpr bool IsValid() const {
-    const int64_t bytes =
-        upper.offset | upper.head_stride | lower.offset | lower.head_stride;  // all of 32
+    const int64_t bytes = upper.offset | upper.head_stride | lower.offset | lower.head_stride |
+                          hot_offset | hot_head_stride;  // all of 32
     return format.IsValid() && kv_heads > 0 && block_groups > 0 &&
-           std::has_single_bit(static_cast<uint32_t>(block_groups)) && bytes % 32 == 0;
+           std::has_single_bit(static_cast<uint32_t>(block_groups)) && bytes % 32 == 0 &&
+           (hot_offset == 0 || block_groups == 1);
   }
 };
 

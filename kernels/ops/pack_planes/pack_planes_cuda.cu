@@ -349,8 +349,9 @@ __global__ void __launch_bounds__(kThreads)
   g.upper = first_run(w.planes.upper, w.upper_layer_stride) + int64_t{in_block} * upper_bytes;
   g.lower =
       first_run(w.planes.lower, w.lower_layer_stride) + int64_t{in_block} * tokens * row_bytes;
-  if (w.hot_offset != 0 && threadIdx.x < 16) {
-    const DeviceRuns records{w.planes.upper.blocks, w.hot_offset, w.hot_head_stride};
+  if (w.planes.hot_offset != 0 && threadIdx.x < DevicePlanes::kHotTagBytes / 4) {
+    const DevicePlanes& p = w.planes;
+    const DeviceRuns records{p.upper.blocks, p.hot_offset, p.hot_head_stride};
     reinterpret_cast<uint32_t*>(first_run(records, w.upper_layer_stride))[threadIdx.x] = 0;
   }
   const bool is_strange = FindExtremes<T, kDim, false>(g, shared);

@@ -25,9 +25,6 @@ struct PackPlanesBatch {
   int32_t layers = 1;      // rows and groups are of the first; batch * layers below 65536
   // Bytes, multiples of 32; of groups as their head_stride (device_planes_cuda.h).
   int64_t row_layer_stride = 0, upper_layer_stride = 0, lower_layer_stride = 0;
-  // Records of copies in blocks (attend_planes_cuda.h, HotRows), as planes.upper has runs: the
-  // first 64 bytes become 0. Offset 0: there are none.
-  int64_t hot_offset = 0, hot_head_stride = 0;
 };
 
 // cudaErrorInvalidValue for a shape that it does not take.
