@@ -237,7 +237,8 @@ __device__ RowVotes SumHeads(const uint2* weights, const float* block_max, const
 
 // Grid (CTAs, output_rows, batch), the CTAs of a list taking blocks in turn, a thread a row.
 template <typename Row>
-__global__ __launch_bounds__(kSumWarps * 32) void VoteKernel(VoteBatch w, Scratch scratch) {
+__global__ __launch_bounds__(kSumWarps * 32, kSumCtasOfSm) void VoteKernel(VoteBatch w,
+                                                                           Scratch scratch) {
   extern __shared__ float2 totals[];
   WaitForPrevious();
   LetNextStart();
