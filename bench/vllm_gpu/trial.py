@@ -4,7 +4,7 @@
 
     trial.py [--engines plain,native:16,ours,ours] [--disk] [--quick] [--trace] [--tiny] [--seconds 540] [--gib 40]
     trial.py --plans [--engines "plain,plan:full,plan:quest,plan:strata{run = 8}"] [--cases 130816x4] [--ranks 2]
-    trial.py --capacity [--engines plain,plan:planes]
+    trial.py --capacity [--engines plain,plan:planes] [--share 0.6]
     trial.py --tax | --shared | --stopped | --families [NAMES] | --kills N | --arrivals | --reused SECONDS
                                                                          each explained in its own file
 
@@ -13,7 +13,8 @@ second "ours" is another process behind the same daemon: nothing of what it load
 all others the daemon is started anew over its disk, and one more "ours" loads from there. --trace: conversations
 (conversations.py) on a cache of 12 GiB instead, answers stored below too. plan:TEXT: decode steps attend by that plan
 over vLLM's own blocks; --plans: prompts and steps for comparing these with plain, and no daemon. --capacity: how many
-sequences of 32K one GPU holds, and their tokens a second, where vLLM has six tenths of its memory.
+sequences of 32K one GPU holds, and their tokens a second, where vLLM has --share of its memory, and lower planes at most
+--gib of the host's.
 
 Rows go to $OUT/vllm-gpu.jsonl as they come (parts.py says what is measured), logs to $OUT/engines.txt, and a table to
 stdout: medians, and ratios over plain's or native's of the same run.
@@ -41,7 +42,7 @@ import small_models
 import stopped
 import tax
 from conversations import Shape
-from launch import OUT, Daemon, Launcher
+from launch import ENVIRONMENT, OUT, Daemon, Launcher
 
 _RATED = 5  # files that dd reads
 K32, K128 = 32768 - 256, 131072 - 256
@@ -133,7 +134,8 @@ class Trial:
         llm: dict[str, Any] = {}
         if self._given.capacity:
             more["parts"] = ["capacity"]
-            llm = {"max_num_seqs": 64} | ({} if self._given.cpu else {"gpu_memory_utilization": 0.6})
+            more["environment"] = ENVIRONMENT | {"KVSTRATA_LOWER_PLANES_BYTES": str(self._given.gib << 30)}
+            llm = {"max_num_seqs": 64} | ({} if self._given.cpu else {"gpu_memory_utilization": self._given.share})
         elif self._given.parts:
             more["parts"] = [part for part in self._given.parts.split(",") if part != "identity" or kind == "ours"]
         elif self._given.trace:
@@ -228,6 +230,7 @@ def arguments_of(line: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--trace", action="store_true", help="conversations on a cache of 12 GiB")
     parser.add_argument("--plans", action="store_true", help="steps of plan:TEXT and plain")
     parser.add_argument("--capacity", action="store_true", help="sequences of 32K that one GPU holds")
+    parser.add_argument("--share", type=float, default=0.6, help="of --capacity: vLLM's part of the GPU's memory")
     parser.add_argument("--cases", help="of --plans: LENGTHxBATCH, between commas, and nothing else")
     parser.add_argument("--family", help="of --plans: a small model of tests/vllm/families.py in place of the large one")
     parser.add_argument("--ranks", type=int, default=1, help="GPUs of an engine, with tensor parallelism")
@@ -249,7 +252,8 @@ def arguments_of(line: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=540, help="no engine starts after that")
     parser.add_argument("--deviation", type=float, default=3, help="of attention's logits (model.py)")
     parser.add_argument("--gib", type=int, default=40,
-                        help="host memory of native's and ours; half of ours may be leased, so that 128K takes 33")
+                        help="host memory of native's, ours and lower planes; half of ours may be leased, so that 128K "
+                             "takes 33")
     parser.add_argument("--folder", type=pathlib.Path, default=pathlib.Path("/tmp/vllm-gpu"))
     return parser.parse_args(line)
 

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The C ABI's plan planes over an engine's own blocks (include/kvstrata/block_planes.h), as abi.cc
 // has the rest. It needs no daemon, so it is the same for both transports.
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
@@ -53,13 +56,16 @@ using namespace kvstrata::client;  // NOLINT
 int kvs_block_planes_form(const char* plan, const kvs_planes_shape* shape, kvs_planes_form* form) {
   return Guarded([&]() -> Status {
     KVS_RETURN_IF_ERROR(NotNull("form", form));
-    KVS_RETURN_IF_ERROR(StructSize("kvs_planes_form", form, form->size, sizeof(*form)));
+    constexpr size_t kFirst = offsetof(kvs_planes_form, lower_token_bytes);
+    KVS_ASSIGN_OR_RETURN(kvs_planes_form filled, Grown("kvs_planes_form", form, kFirst));
     KVS_ASSIGN_OR_RETURN(const Plan read, ReadBlockPlan(plan));
     KVS_ASSIGN_OR_RETURN(const BlockPlanesShape of, ReadShape(shape));
     KVS_ASSIGN_OR_RETURN(const BlockPlanesForm made, BlockPlanes::FormOf(read, of.geometry));
-    KVS_ASSIGN_OR_RETURN(form->workspace_bytes, WorkspaceBytes(read, of));
-    form->token_bytes = made.token_bytes;
-    form->slot_bytes = static_cast<uint64_t>(made.slot_bytes);
+    KVS_ASSIGN_OR_RETURN(filled.workspace_bytes, WorkspaceBytes(read, of));
+    filled.token_bytes = made.token_bytes;
+    filled.slot_bytes = static_cast<uint64_t>(made.slot_bytes);
+    filled.lower_token_bytes = made.lower_token_bytes;
+    std::memcpy(form, &filled, std::min(filled.size, sizeof(filled)));
     return OkStatus();
   });
 }
@@ -81,6 +87,13 @@ int kvs_block_planes_bind(kvs_block_planes* planes, const uint64_t* layers, size
   return WithBlocks("planes", planes, [&](BlockPlanes& p) -> Status {
     KVS_RETURN_IF_ERROR(ArrayOf("layers", layers, n, kMaxLayers));
     return p.Bind({layers, n}, workspace);
+  });
+}
+
+int kvs_block_planes_bind_lower(kvs_block_planes* planes, const uint64_t* layers, size_t n) {
+  return WithBlocks("planes", planes, [&](BlockPlanes& p) -> Status {
+    KVS_RETURN_IF_ERROR(ArrayOf("layers", layers, n, kMaxLayers));
+    return p.BindLower({layers, n});
   });
 }
 

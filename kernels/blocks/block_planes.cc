@@ -29,7 +29,6 @@ Status Serves(const Plan& plan, const Geometry& g) {
   if (fine.share > 0) return Unserved("share = " + std::to_string(fine.share));
   if (fine.run > 1) return Unserved("run = " + std::to_string(fine.run));
   if (planes.unit != kUnit) return Unserved("unit = " + std::to_string(planes.unit));
-  if (planes.lower == Tier::kHost) return Unserved("lower = \"host\"");
   if (g.head_dim > 128) return Unserved("head_dim = " + std::to_string(g.head_dim));
   if (g.group() > kMostGroup) {
     return Unserved(std::to_string(g.group()) + " query heads a KV head");
@@ -39,6 +38,40 @@ Status Serves(const Plan& plan, const Geometry& g) {
 
 PlanesFormat FormatOf(const Plan& plan, const Geometry& g) {
   return {g.head_dim, kUnit, plan.planes.keep};
+}
+
+// From a block's lower runs to the next one's; 0: they are in blocks.
+int64_t LowerStride(const Plan& plan, const Geometry& g) {
+  return plan.planes.lower == Tier::kHost ? g.kv_heads * FormatOf(plan, g).lower_bytes() : 0;
+}
+
+bool AreAtOneDistance(std::span<const uint64_t> layers) {
+  for (size_t i = 2; i < layers.size(); ++i) {
+    if (layers[i] - layers[i - 1] != layers[1] - layers[0]) return false;
+  }
+  return true;
+}
+
+// Whether one launch seals groups of all layers.
+bool AreEven(const BlockPlanesShape& shape, std::span<const uint64_t> layers,
+             std::span<const uint64_t> lower_layers) {
+  return int64_t{shape.max_rows} * shape.geometry.layers <= kMostRows && AreAtOneDistance(layers) &&
+         AreAtOneDistance(lower_layers);
+}
+
+Status CheckAddresses(const BlockPlanesShape& shape, std::span<const uint64_t> layers) {
+  if (layers.size() != static_cast<size_t>(shape.geometry.layers)) {
+    return InvalidArgument("BLOCK_LAYERS", "there are " + std::to_string(layers.size()) +
+                                               " layers' addresses, and the shape has " +
+                                               std::to_string(shape.geometry.layers) + " layers");
+  }
+  for (const uint64_t layer : layers) {
+    if (layer == 0 || layer % kAlignment != 0) {
+      return InvalidArgument("BLOCK_LAYERS",
+                             "a layer lies at " + std::to_string(layer) + ", no multiple of 32");
+    }
+  }
+  return OkStatus();
 }
 
 Status Wrong(std::string_view field, int64_t value, const std::string& wanted) {
@@ -75,8 +108,10 @@ Result<BlockPlanesForm> BlockPlanes::FormOf(const Plan& plan, const Geometry& ge
   BlockPlanesShape shape;
   shape.geometry = geometry;
   shape.slots = 1;
-  return BlockPlanesForm{(format.upper_bytes() + format.lower_bytes()) / kUnit,
-                         geometry.layers * shape.SlotLayerBytes()};
+  const bool is_apart = plan.planes.lower == Tier::kHost;
+  const int64_t upper = format.upper_bytes() / kUnit, lower = format.lower_bytes() / kUnit;
+  return BlockPlanesForm{is_apart ? upper : upper + lower, geometry.layers * shape.SlotLayerBytes(),
+                         is_apart ? lower : 0};
 }
 
 Result<int64_t> BlockPlanes::WorkspaceBytes(const Plan& plan, const BlockPlanesShape& shape,
@@ -104,7 +139,7 @@ BlockPlanes::BlockPlanes(const Plan& plan, const BlockPlanesShape& shape, const 
       shape_(shape),
       ops_(ops),
       format_(FormatOf(plan, shape.geometry)),
-      step_(shape, ops, &workspace_) {
+      step_(shape, LowerStride(plan, shape.geometry), ops, &workspace_) {
   const Geometry& g = shape.geometry;
   const int64_t queries = int64_t{shape.max_rows} * g.query_heads;
   no_distance_ = workspace_.Add<uint64_t>(1);
@@ -122,31 +157,35 @@ BlockPlanes::BlockPlanes(const Plan& plan, const BlockPlanesShape& shape, const 
 }
 
 Status BlockPlanes::Bind(std::span<const uint64_t> layers, void* workspace) {
-  if (layers.size() != static_cast<size_t>(shape_.geometry.layers)) {
-    return InvalidArgument("BLOCK_LAYERS", "there are " + std::to_string(layers.size()) +
-                                               " layers' addresses, and the shape has " +
-                                               std::to_string(shape_.geometry.layers) + " layers");
-  }
-  for (const uint64_t layer : layers) {
-    if (layer == 0 || layer % kAlignment != 0) {
-      return InvalidArgument("BLOCK_LAYERS",
-                             "a layer lies at " + std::to_string(layer) + ", no multiple of 32");
-    }
-  }
+  KVS_RETURN_IF_ERROR(CheckAddresses(shape_, layers));
   if (workspace == nullptr) return InvalidArgument("BLOCK_WORKSPACE", "workspace is null");
   layers_.assign(layers.begin(), layers.end());
-  is_even_ = int64_t{shape_.max_rows} * shape_.geometry.layers <= kMostRows;
-  for (size_t i = 2; i < layers_.size(); ++i) {
-    is_even_ &= layers_[i] - layers_[i - 1] == layers_[1] - layers_[0];
-  }
   workspace_.Give(workspace);
   step_.Forget();
+  is_even_ = AreEven(shape_, layers_, lower_layers_);
+  return OkStatus();
+}
+
+Status BlockPlanes::BindLower(std::span<const uint64_t> layers) {
+  if (!step_.is_lower_apart()) {
+    return InvalidArgument("BLOCK_LAYERS", "lower runs of plan \"" + plan_.name +
+                                               "\" are in its blocks; bind none, or take "
+                                               "lower = \"host\"");
+  }
+  KVS_RETURN_IF_ERROR(CheckAddresses(shape_, layers));
+  lower_layers_.assign(layers.begin(), layers.end());
+  is_even_ = AreEven(shape_, layers_, lower_layers_);
   return OkStatus();
 }
 
 Status BlockPlanes::CheckLayer(int32_t layer) const {
   if (!workspace_.is_given()) {
     return FailedPrecondition("BLOCK_UNBOUND", "no layers are bound; bind them first");
+  }
+  if (step_.is_lower_apart() && lower_layers_.empty()) {
+    return FailedPrecondition("BLOCK_UNBOUND",
+                              "no lower runs are bound, which lie on the host under lower = "
+                              "\"host\"; bind them first (kvs_block_planes_bind_lower)");
   }
   if (layer >= 0 && layer < shape_.geometry.layers) return OkStatus();
   return InvalidArgument("BLOCK_LAYERS", "layer " + std::to_string(layer) + " of " +
@@ -188,14 +227,18 @@ cuda::DeviceRows BlockPlanes::SlotRows(int32_t layer, int32_t row, Side side) co
   return rows;
 }
 
-cuda::DevicePlanes BlockPlanes::PlanesOf(int32_t layer, const uint64_t* blocks,
+cuda::DevicePlanes BlockPlanes::PlanesOf(int32_t layer, const RunTables& blocks,
                                          int32_t stride) const {
-  const auto at = static_cast<int64_t>(layers_[static_cast<size_t>(layer)]);
+  const auto i = static_cast<size_t>(layer);
+  const auto upper = static_cast<int64_t>(layers_[i]);
+  const int64_t lower = step_.is_lower_apart()
+                            ? static_cast<int64_t>(lower_layers_[i])
+                            : upper + shape_.geometry.kv_heads * format_.upper_bytes();
   cuda::DevicePlanes planes;
   planes.format = format_;
   planes.kv_heads = shape_.geometry.kv_heads;
-  planes.upper = {blocks, at, format_.upper_bytes()};
-  planes.lower = {blocks, at + planes.kv_heads * format_.upper_bytes(), format_.lower_bytes()};
+  planes.upper = {blocks.upper, upper, format_.upper_bytes()};
+  planes.lower = {blocks.lower, lower, format_.lower_bytes()};
   planes.block_stride = stride;
   planes.block_groups = 1;
   return planes;
@@ -266,7 +309,9 @@ Status BlockPlanes::SealSlots(LayerRange layers, int32_t rows, cuda::Stream stre
   w.layers = layers.count;
   if (layers.count > 1) {
     w.row_layer_stride = shape_.SlotLayerBytes();
-    w.upper_layer_stride = w.lower_layer_stride = static_cast<int64_t>(layers_[1] - layers_[0]);
+    const std::vector<uint64_t>& lower = step_.is_lower_apart() ? lower_layers_ : layers_;
+    w.upper_layer_stride = static_cast<int64_t>(layers_[1] - layers_[0]);
+    w.lower_layer_stride = static_cast<int64_t>(lower[1] - lower[0]);
   }
   return CudaStatus(ops_, ops_.pack_planes(w, stream), "op pack_planes");
 }

@@ -4,15 +4,18 @@
 //
 //     KVS_ASSIGN_OR_RETURN(auto planes, BlockPlanes::Make(plan, shape, ops));
 //     planes->Bind(layers, workspace);                      // once
+//     planes->BindLower(lower_layers);                      // with lower = "host"
 //     planes->Begin(batch, stream);                         // a step, outside of graphs
 //     planes->Decode(layer, step, out, rows, stream);       // a layer, captured or not
 //     planes->Prompt(layer, chunk, k, v, all, stream);      // each row that is of a prompt
 //
 // A block of a layer is one sealed group of each KV head: the upper runs of all heads, then their
-// lower ones. Rows of tokens whose group is not full yet lie in the slot of their request, in the
-// workspace: [layer][slot], each a page of 64 tokens (PageLayout). With N tokens a step's own among
-// them, S = 64 floor((N - 1) / 64) are sealed, and token t of the others is row t - S of the slot.
-// So nobody has to be told when a block or a slot is given to another request.
+// lower ones. With lower = "host" these lie apart, in memory of the host that is registered with
+// CUDA, which kernels read and write over the bus. Rows of tokens whose group is not full yet lie
+// in the slot of their request, in the workspace: [layer][slot], each a page of 64 tokens
+// (PageLayout). With N tokens a step's own among them, S = 64 floor((N - 1) / 64) are sealed, and
+// token t of the others is row t - S of the slot. So nobody has to be told when a block or a slot
+// is given to another request.
 //
 // What Decode enqueues depends on `rows` and on whether the last Begin had prompts; everything else
 // is read where Begin wrote it. So a graph that captured it for so many rows serves every later
@@ -20,8 +23,9 @@
 // no meaning.
 //
 // Threads: one call at a time. Calls of one instance are of one stream, or ordered by it. Cost:
-// Begin two kernels; Decode three, and one more for each layer, or where layers lie at one distance
-// for all of them; Prompt one to three, which read each sealed group once and write all rows.
+// Begin two kernels, four with lower = "host"; Decode three, and one more for each layer, or where
+// layers lie at one distance for all of them; Prompt one to three, which read each sealed group
+// once and write all rows.
 #ifndef KVSTRATA_KERNELS_BLOCKS_BLOCK_PLANES_H_
 #define KVSTRATA_KERNELS_BLOCKS_BLOCK_PLANES_H_
 
@@ -38,8 +42,9 @@ namespace kvstrata {
 
 // What an engine makes its blocks by.
 struct BlockPlanesForm {
-  int64_t token_bytes = 0;  // for each token and KV head
-  int64_t slot_bytes = 0;   // for each slot, in the workspace
+  int64_t token_bytes = 0;        // for each token and KV head
+  int64_t slot_bytes = 0;         // for each slot, in the workspace
+  int64_t lower_token_bytes = 0;  // beside token_bytes, on the host; 0: lower runs are in blocks
 };
 
 // Rows of tokens, [tokens][heads][head_dim]: the address and the stride, in bytes from a token's to
@@ -82,8 +87,13 @@ class BlockPlanes {
   // layers: where each layer's first block lies, a multiple of 32. workspace: device memory, all
   // zero. INVALID_ARGUMENT BLOCK_LAYERS, BLOCK_WORKSPACE.
   Status Bind(std::span<const uint64_t> layers, void* workspace);
+  // layers: where the lower runs of each layer's first block lie, a multiple of 32. Those of others
+  // follow, kUnit * kv_heads * lower_token_bytes each. INVALID_ARGUMENT BLOCK_LAYERS, also where
+  // lower runs are in blocks.
+  Status BindLower(std::span<const uint64_t> layers);
 
-  // FAILED_PRECONDITION BLOCK_UNBOUND before Bind, here and below. INVALID_ARGUMENT BLOCK_ROWS:
+  // FAILED_PRECONDITION BLOCK_UNBOUND before Bind and, with lower = "host", BindLower; here and
+  // below. INVALID_ARGUMENT BLOCK_ROWS:
   // more rows than there may be.
   Status Begin(const BlockPlanesBatch& batch, cuda::Stream stream);
 
@@ -112,7 +122,7 @@ class BlockPlanes {
   // Slots of the step's rows from `row` on.
   cuda::PagedLayer SlotPages(int32_t layer, int32_t row) const;
   cuda::DeviceRows SlotRows(int32_t layer, int32_t row, Side side) const;
-  cuda::DevicePlanes PlanesOf(int32_t layer, const uint64_t* blocks, int32_t stride) const;
+  cuda::DevicePlanes PlanesOf(int32_t layer, const RunTables& blocks, int32_t stride) const;
   cuda::Partials RawPartial() const;
   Status AttendRawRows(int32_t layer, const DecodedRows& step, int32_t rows,
                        cuda::Stream stream) const;
@@ -134,8 +144,8 @@ class BlockPlanes {
   BlockWorkspace::Piece<float> raw_m_, raw_l_, raw_o_;
   BlockWorkspace::Piece<uint32_t> planes_counters_;
   BlockWorkspace::Piece<std::byte> raw_scratch_, planes_scratch_, rows_of_slots_;
-  std::vector<uint64_t> layers_;
-  bool is_even_ = false;  // layers lie at one distance
+  std::vector<uint64_t> layers_, lower_layers_;  // the latter with lower = "host"
+  bool is_even_ = false;                         // layers lie at one distance, lower runs, too
 };
 
 }  // namespace kvstrata

@@ -39,10 +39,17 @@ struct BlockPlanesBatch {
   int32_t decodes = 0;
 };
 
+// A table of blocks as distances from a layer's first, for upper runs and for lower ones: two where
+// these lie apart.
+struct RunTables {
+  uint64_t *upper = nullptr, *lower = nullptr;
+};
+
 // Device addresses of what ops block_pages and block_slots write, from some row on.
 struct PlanesTables {
-  uint64_t* blocks = nullptr;  // [rows][BlocksOfRow()], distances from a layer's first
-  uint64_t *slots = nullptr, *seal_blocks = nullptr;
+  RunTables blocks;       // [rows][BlocksOfRow()]
+  RunTables seal_blocks;  // [rows]
+  uint64_t* slots = nullptr;
   int32_t *from = nullptr, *to = nullptr;
   int32_t *tokens = nullptr, *raw = nullptr, *groups = nullptr;
   int32_t *seal_from = nullptr, *seal_to = nullptr;
@@ -51,8 +58,9 @@ struct PlanesTables {
 
 class BlockPlanesStep {
  public:
-  // Its pieces are asked for here. `ops` and `workspace` outlive it.
-  BlockPlanesStep(const BlockPlanesShape& shape, const cuda::CudaOps& ops,
+  // Its pieces are asked for here. `ops` and `workspace` outlive it. lower_stride: from a block's
+  // lower runs to the next one's, where they lie apart; 0: they are in its block.
+  BlockPlanesStep(const BlockPlanesShape& shape, int64_t lower_stride, const cuda::CudaOps& ops,
                   BlockWorkspace* workspace);
 
   // The workspace was given anew: there are no rows.
@@ -61,16 +69,28 @@ class BlockPlanesStep {
   Status Write(const BlockPlanesBatch& batch, int32_t min_tokens, cuda::Stream stream);
 
   PlanesTables From(int32_t row) const;
+  bool is_lower_apart() const { return lower_stride_ > 0; }
   bool has_prompts() const { return rows_ > decodes_; }
   bool IsPrompt(int32_t row) const { return row >= decodes_ && row < rows_; }
 
  private:
-  Status WritePages(const BlockPlanesBatch& batch, int32_t capacity, cuda::Stream stream) const;
+  // Blocks of so many bytes, with their tables.
+  struct Blocks {
+    int64_t stride = 0;
+    uint64_t *table = nullptr, *seal = nullptr;
+  };
+
+  Status WritePages(const BlockPlanesBatch& batch, const Blocks& blocks, int32_t capacity,
+                    cuda::Stream stream) const;
+  Status WriteSlots(const BlockPlanesBatch& batch, const Blocks& blocks, int32_t capacity,
+                    int32_t min_tokens, cuda::Stream stream) const;
 
   const BlockPlanesShape shape_;
+  const int64_t lower_stride_;
   const cuda::CudaOps& ops_;
   const BlockWorkspace& workspace_;
   BlockWorkspace::Piece<uint64_t> blocks_, slots_, seal_blocks_;
+  BlockWorkspace::Piece<uint64_t> lower_blocks_, lower_seal_blocks_;
   BlockWorkspace::Piece<int32_t> lengths_, chosen_, from_, to_;
   BlockWorkspace::Piece<int32_t> tokens_, raw_, groups_, seal_from_, seal_to_, tails_;
   int32_t rows_ = 0, decodes_ = 0;  // the last Write's

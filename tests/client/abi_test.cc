@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <cstddef>
 #include <functional>
 #include <string>
 
@@ -110,6 +111,17 @@ TEST_F(AbiTest, BlocksOfPlanesOfAnEngine) {
   EXPECT_EQ(form.token_bytes, 268);
   EXPECT_EQ(form.slot_bytes, 8u << 20);
   EXPECT_EQ(form.workspace_bytes, 0u);  // not asked for
+  EXPECT_EQ(form.lower_token_bytes, 0);
+  ASSERT_EQ(kvs_block_planes_form("planes{lower = 'host'}", &shape, &form), KVS_OK);
+  EXPECT_EQ(form.token_bytes, 76);
+  EXPECT_EQ(form.lower_token_bytes, 192);
+  kvs_planes_form older{offsetof(kvs_planes_form, lower_token_bytes), 0, 0, 0, -1};
+  ASSERT_EQ(kvs_block_planes_form("planes", &shape, &older), KVS_OK) << kvs_error_message();
+  EXPECT_EQ(older.token_bytes, 268);
+  EXPECT_EQ(older.lower_token_bytes, -1);  // it has none
+  older.size -= 8;
+  ExpectRefused(kvs_block_planes_form("planes", &shape, &older), KVS_INVALID_ARGUMENT,
+                "STRUCT_SIZE", "kvs_planes_form.size 24");
   ExpectRefused(kvs_block_planes_form("quest", &shape, &form), KVS_UNIMPLEMENTED, "BLOCK_PLAN",
                 "plan \"quest\"");
   ExpectRefused(kvs_block_planes_form("planes{unit = 32}", &shape, &form), KVS_UNIMPLEMENTED,
@@ -124,6 +136,8 @@ TEST_F(AbiTest, BlocksOfPlanesOfAnEngine) {
                 "dtype = 1");
   auto* const none = reinterpret_cast<kvs_block_planes*>(uintptr_t{16} << 20);
   ExpectRefused(kvs_block_planes_bind(none, nullptr, 0, nullptr), KVS_INVALID_ARGUMENT,
+                "HANDLE_INVALID", "planes is not a live handle");
+  ExpectRefused(kvs_block_planes_bind_lower(none, nullptr, 0), KVS_INVALID_ARGUMENT,
                 "HANDLE_INVALID", "planes is not a live handle");
   ExpectRefused(kvs_block_planes_begin(nullptr, nullptr, nullptr), KVS_INVALID_ARGUMENT,
                 "ARGUMENT_NULL", "planes");

@@ -44,6 +44,8 @@ constexpr Case kCases[] = {
     {"planes{n_dense_layers = 1, min_tokens = 0, fine_above = 7, recent = 1, sinks = 0}", 8, 1,
      128},
     {"planes", 6, 2, 64},
+    {"planes{min_tokens = 0, fine_above = 7, recent = 32, lower = 'host'}", 8, 2, 128},
+    {"planes{min_tokens = 150, fine_above = 7, recent = 20, keep = 4, lower = 'host'}", 4, 4, 64},
 };
 INSTANTIATE_TEST_SUITE_P(Plans, BlockPlanesCudaTest, ::testing::ValuesIn(kCases));
 

@@ -21,6 +21,7 @@ class BlockMemory {
   ~BlockMemory() {
     EndStep();
     for (std::byte* memory : memories_) ops_.free_device(memory);
+    for (std::byte* memory : host_memories_) ops_.free_page_locked(memory);
   }
   BlockMemory(const BlockMemory&) = delete;
   BlockMemory& operator=(const BlockMemory&) = delete;
@@ -28,6 +29,13 @@ class BlockMemory {
   std::byte* Allocate(size_t bytes) {
     memories_.push_back(New(bytes));
     return memories_.back();
+  }
+  // The host's, which the GPU has at the same address.
+  std::byte* AllocateOnHost(size_t bytes) {
+    void* at = nullptr;
+    EXPECT_EQ(ops_.allocate_page_locked(bytes, &at), 0);
+    host_memories_.push_back(static_cast<std::byte*>(at));
+    return host_memories_.back();
   }
   // A copy that lives until EndStep.
   std::byte* Keep(const void* from, size_t bytes) {
@@ -57,7 +65,7 @@ class BlockMemory {
   }
 
   const cuda::CudaOps& ops_;
-  std::vector<std::byte*> memories_, step_memories_;
+  std::vector<std::byte*> memories_, host_memories_, step_memories_;
 };
 
 }  // namespace kvstrata

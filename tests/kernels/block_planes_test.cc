@@ -16,6 +16,8 @@ constexpr const char* kPlans[] = {
     "planes{min_tokens = 0, fine_above = 7, recent = 32}",
     "planes{min_tokens = 150, fine_above = 7, recent = 20, sample = 2, keep = 4}",
     "planes{n_dense_layers = 1, min_tokens = 0, fine_above = 7, recent = 1, sinks = 0}",
+    "planes{min_tokens = 150, fine_above = 7, recent = 20, sample = 2, lower = 'host'}",
+    "planes{min_tokens = 0, fine_above = 7, recent = 32, keep = 4, lower = 'host'}",
 };
 
 class BlockPlanesTest : public ::testing::TestWithParam<const char*> {
@@ -86,7 +88,6 @@ TEST(BlockPlanesErrors, PlansThatAreNotServed) {
   EXPECT_THAT(WhyNot(shape, "quest"), StartsWith("BLOCK_PLAN: plan \"quest\""));
   EXPECT_THAT(WhyNot(shape, "planes{share = 0.05}"), StartsWith("BLOCK_PLAN: share = 0.05"));
   EXPECT_THAT(WhyNot(shape, "planes{unit = 128}"), StartsWith("BLOCK_PLAN: unit = 128"));
-  EXPECT_THAT(WhyNot(shape, "planes{lower = 'host'}"), StartsWith("BLOCK_PLAN: lower = \"host\""));
   shape.geometry.head_dim = 256;
   EXPECT_THAT(WhyNot(shape, "planes"), StartsWith("BLOCK_PLAN: head_dim = 256"));
   shape = SmallShape();
@@ -117,6 +118,27 @@ TEST(BlockPlanesErrors, CallsOutOfOrder) {
   EXPECT_EQ(planes->Prompt(0, {0, 0, 4, good, good}, {rows, rows}, nullptr).reason(), "BLOCK_ROWS");
 }
 
+TEST(BlockPlanesErrors, LowerRunsThatAreNotBound) {
+  using ::testing::HasSubstr;
+  const cuda::CudaOps ops = testing::PlanesOps();
+  const auto made = [&](std::string_view plan) {
+    BlockPlanesShape shape = SmallShape();
+    shape.block_stride = 2 * 64 * (plan == "planes" ? 268 : 76);
+    return BlockPlanes::Make(ParsePlan(plan).value(), shape, ops).value();
+  };
+  const uint64_t layers[] = {64, 128}, odd[] = {64, 80};
+  EXPECT_EQ(made("planes")->BindLower(layers).reason(), "BLOCK_LAYERS");  // they are in blocks
+  const auto planes = made("planes{lower = 'host'}");
+  std::vector<std::byte> workspace(static_cast<size_t>(planes->workspace_bytes()));
+  ASSERT_TRUE(planes->Bind(layers, workspace.data()).ok());
+  EXPECT_EQ(planes->Begin({}, nullptr).reason(), "BLOCK_UNBOUND");
+  EXPECT_THAT(planes->Begin({}, nullptr).message(), HasSubstr("kvs_block_planes_bind_lower"));
+  EXPECT_EQ(planes->BindLower(odd).reason(), "BLOCK_LAYERS");
+  EXPECT_EQ(planes->BindLower(std::span(layers).first(1)).reason(), "BLOCK_LAYERS");
+  ASSERT_TRUE(planes->BindLower(layers).ok());
+  EXPECT_TRUE(planes->Begin({}, nullptr).ok());
+}
+
 TEST(BlockPlanesForms, AreThoseOfThePage) {
   const Geometry llama{32, 32, 8, 128, 16, DType::kBF16, {}, 0};
   const auto form = [&](std::string_view plan, const Geometry& g) {
@@ -128,6 +150,10 @@ TEST(BlockPlanesForms, AreThoseOfThePage) {
   Geometry small = llama;
   small.head_dim = 64;
   EXPECT_EQ(form("planes", small), std::pair(int64_t{136}, int64_t{4} << 20));
+  const BlockPlanesForm host =
+      BlockPlanes::FormOf(ParsePlan("planes{lower = 'host'}").value(), llama).value();
+  EXPECT_EQ(std::pair(host.token_bytes, host.lower_token_bytes),
+            std::pair(int64_t{76}, int64_t{192}));
 }
 
 }  // namespace

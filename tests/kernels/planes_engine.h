@@ -25,6 +25,12 @@ struct PlanesEngineOptions {
   double limit = 1e-2;  // for a relative error that is no near-tie's
 };
 
+inline std::vector<uint64_t> AddressesOf(const std::vector<std::byte*>& places) {
+  std::vector<uint64_t> addresses;
+  for (std::byte* const place : places) addresses.push_back(reinterpret_cast<uint64_t>(place));
+  return addresses;
+}
+
 class PlanesEngine {
  public:
   PlanesEngine(const cuda::CudaOps& ops, Random* random, const PlanesEngineOptions& options)
@@ -41,22 +47,18 @@ class PlanesEngine {
     shape_ = {geometry_, form_.token_bytes * kUnit * o_.kv_heads + 96, o_.slots, o_.max_rows,
               o_.max_tokens};
     planes_ = BlockPlanes::Make(plan_, shape_, ops_).value();
-    for (int l = 0; l < o_.layers; ++l) {
-      const int64_t gap = o_.apart ? 4096 * (l + 1) * (l + 1) : 4096;
-      layers_.push_back(blocks_bytes_);
-      blocks_bytes_ += o_.blocks * shape_.block_stride + gap;
+    blocks_ = Placed(shape_.block_stride, false);
+    if (form_.lower_token_bytes > 0) {
+      lower_ = Placed(LowerStride(), true);
+      EXPECT_TRUE(planes_->BindLower(AddressesOf(lower_)).ok());
     }
-    // Blocks hold what others left, which is no number.
-    blocks_ = Aligned(Poisoned(static_cast<size_t>(blocks_bytes_) + 32));
     workspace_ = memory_.Allocate(static_cast<size_t>(planes_->workspace_bytes()));
     memory_.Zero(workspace_, static_cast<size_t>(planes_->workspace_bytes()));
     outputs_ = Poisoned(OutputBytes() * static_cast<size_t>(o_.layers));
     const auto all = static_cast<size_t>(o_.max_tokens * o_.kv_heads * geometry_.row_bytes());
     all_k_ = Poisoned(all);
     all_v_ = Poisoned(all);
-    std::vector<uint64_t> bases;
-    for (const int64_t at : layers_) bases.push_back(reinterpret_cast<uint64_t>(blocks_ + at));
-    EXPECT_TRUE(planes_->Bind(bases, workspace_).ok());
+    EXPECT_TRUE(planes_->Bind(AddressesOf(blocks_), workspace_).ok());
   }
   ~PlanesEngine() {
     for (const auto& [rows, graph] : graphs_) ops_.destroy_graph(graph);
@@ -108,12 +110,26 @@ class PlanesEngine {
   static size_t At(int32_t i) { return static_cast<size_t>(i); }
   // To 32: the memory of a host is aligned to less.
   static std::byte* Aligned(std::byte* at) { return at + (-reinterpret_cast<uintptr_t>(at) & 31); }
-  std::byte* Poisoned(size_t bytes) {
+  std::byte* Poisoned(size_t bytes, bool on_host = false) {
     const std::vector<std::byte> ones(bytes, std::byte{0xFF});
-    std::byte* const at = memory_.Allocate(bytes);
+    std::byte* const at = on_host ? memory_.AllocateOnHost(bytes) : memory_.Allocate(bytes);
     memory_.Upload(at, ones.data(), bytes);
     return at;
   }
+  // Where each layer's first block lies. Blocks hold what others left, which is no number.
+  std::vector<std::byte*> Placed(int64_t stride, bool on_host) {
+    std::vector<int64_t> starts;
+    int64_t bytes = 0;
+    for (int l = 0; l < o_.layers; ++l) {
+      starts.push_back(bytes);
+      bytes += o_.blocks * stride + (o_.apart ? 4096 * (l + 1) * (l + 1) : 4096);
+    }
+    std::byte* const at = Aligned(Poisoned(static_cast<size_t>(bytes) + 32, on_host));
+    std::vector<std::byte*> layers;
+    for (const int64_t start : starts) layers.push_back(at + start);
+    return layers;
+  }
+  int64_t LowerStride() const { return form_.lower_token_bytes * kUnit * o_.kv_heads; }
   void Append(const PlanesRow& row) {
     if (row.shares >= 0) sequences_.Share(row.sequence, row.shares);
     sequences_.Append(row.sequence, row.added);
@@ -218,18 +234,20 @@ class PlanesEngine {
     const PlanesFormat& f = oracle_.format();
     const auto upper = static_cast<size_t>(f.upper_bytes());
     const auto lower = static_cast<size_t>(f.lower_bytes());
-    std::vector<std::byte> block(At(o_.kv_heads) * (upper + lower));
+    std::vector<std::byte> uppers(At(o_.kv_heads) * upper), lowers(At(o_.kv_heads) * lower);
     int wrong = 0;
     for (int layer = 0; layer < o_.layers; ++layer) {
       for (int32_t g = 0; g < s.tokens / kUnit; ++g) {
-        memory_.Download(block.data(),
-                         blocks_ + layers_[At(layer)] + s.blocks[At(g)] * shape_.block_stride,
-                         block.size());
+        const std::byte* const block = blocks_[At(layer)] + s.blocks[At(g)] * shape_.block_stride;
+        memory_.Download(uppers.data(), block, uppers.size());
+        memory_.Download(lowers.data(),
+                         lower_.empty() ? block + uppers.size()
+                                        : lower_[At(layer)] + s.blocks[At(g)] * LowerStride(),
+                         lowers.size());
         for (int32_t head = 0; head < o_.kv_heads; ++head) {
           const std::byte* const want = s.rows[At(layer * o_.kv_heads + head)].groups[At(g)].data();
-          const std::byte* const got_lower = &block[At(o_.kv_heads) * upper + At(head) * lower];
-          wrong += std::memcmp(&block[At(head) * upper], want, upper) != 0 ||
-                   std::memcmp(got_lower, want + upper, lower) != 0;
+          wrong += std::memcmp(&uppers[At(head) * upper], want, upper) != 0 ||
+                   std::memcmp(&lowers[At(head) * lower], want + upper, lower) != 0;
         }
       }
     }
@@ -248,9 +266,8 @@ class PlanesEngine {
   BlockPlanesForm form_;
   BlockPlanesShape shape_;
   std::unique_ptr<BlockPlanes> planes_;
-  std::vector<int64_t> layers_;
-  int64_t blocks_bytes_ = 0;
-  std::byte *blocks_ = nullptr, *workspace_ = nullptr, *outputs_ = nullptr;
+  std::vector<std::byte*> blocks_, lower_;  // each layer's; lower runs on the host
+  std::byte *workspace_ = nullptr, *outputs_ = nullptr;
   std::byte *all_k_ = nullptr, *all_v_ = nullptr;
   std::map<int32_t, cuda::Graph> graphs_;  // by rows
 };

@@ -29,6 +29,16 @@ def test_the_form_is_that_of_groups(plan: str, dim: int, token: int):
     assert form.slot_bytes == SHAPE.layers * unit * SHAPE.kv_heads * 2 * dim * 2
 
 
+@pytest.mark.parametrize("plan, dim, upper, lower", [("planes", 128, 76, 192), ("planes", 64, 40, 96),
+                                                      ("planes{keep = 4}", 128, 76, 64)])
+def test_lower_runs_may_be_on_the_host(plan: str, dim: int, upper: int, lower: int):
+    host = plan.replace("}", ", lower = 'host'}") if "{" in plan else plan + "{lower = 'host'}"
+    form, whole = form_of(host, replace(SHAPE, head_dim=dim)), form_of(plan, replace(SHAPE, head_dim=dim))
+    assert (form.token_bytes, form.lower_token_bytes) == (upper, lower)
+    assert (whole.token_bytes, whole.lower_token_bytes) == (upper + lower, 0)
+    assert form.slot_bytes == whole.slot_bytes
+
+
 @pytest.mark.parametrize("plan, changes", [
     ("quest", {}), ("full", {}), ("planes{share = 0.1}", {}), ("planes{share = 0.1, run = 8}", {}),
     ("planes{unit = 128}", {}), ("planes", {"head_dim": 256}), ("planes", {"query_heads": 72})])

@@ -87,7 +87,8 @@ class Runner:
         self._tokens: dict[str, list[int]] = {}
         self._prompts: dict[str, int] = {}  # tokens of each that were there when it began, or began anew
         monkeypatch.setattr(planes_rows, "BlockPlanes", Planes)
-        monkeypatch.setattr(planes_rows, "form_of", lambda plan, shape: SimpleNamespace(workspace_bytes=64))
+        monkeypatch.setattr(planes_rows, "form_of", lambda plan, shape: SimpleNamespace(workspace_bytes=64,
+                                                                                            lower_token_bytes=0))
         monkeypatch.setattr(planes_attention, "flash_attn_varlen_func", self._flash, raising=False)
         monkeypatch.setattr(PlanesRows, "_stream", lambda rows: 0)
         monkeypatch.setattr(PlanesRows, "_of_process", {})

@@ -4,6 +4,9 @@ refused. test_planes_scheduler.py has what rows attend; bench/vllm_gpu has the r
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import mmap
 import random
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +24,7 @@ from vllm.v1.kv_cache_interface import (FullAttentionSpec, KVCacheConfig, KVCach
 from vllm.v1.worker.utils import allocate_kv_cache, customize_attention_spec  # noqa: E402
 
 import kvstrata  # noqa: E402
-from kvstrata_vllm import attention, plan_choice, planes_attention, planes_rows  # noqa: E402
+from kvstrata_vllm import attention, lower_planes, plan_choice, planes_attention, planes_rows  # noqa: E402
 from kvstrata_vllm.attention import KvstrataBackend, KvstrataImpl  # noqa: E402
 from kvstrata_vllm.connector import KvstrataConnector  # noqa: E402
 from kvstrata_vllm.planes_attention import PlanesImpl  # noqa: E402
@@ -39,7 +42,8 @@ def spec(**changes: Any) -> Any:
     return FullAttentionSpec(**{"block_size": 64, "num_kv_heads": 8, "head_size": 128, "dtype": torch.bfloat16, **changes})
 
 
-@pytest.mark.parametrize("plan, dim, token", [("planes", 128, 268), ("planes", 64, 136), ("planes{keep = 4}", 128, 140)])
+@pytest.mark.parametrize("plan, dim, token", [("planes", 128, 268), ("planes", 64, 136), ("planes{keep = 4}", 128, 140),
+                                              ("planes{lower = 'host'}", 128, 76)])
 def test_a_blocks_form(monkeypatch: pytest.MonkeyPatch, plan: str, dim: int, token: int):
     monkeypatch.setattr(KvstrataImpl, "plan", plan)
     made = customize_attention_spec(KvstrataBackend, spec(head_size=dim))
@@ -114,6 +118,8 @@ def test_blocks_are_offloaded_as_they_are(planes: None, layout: Any):
 def test_who_has_planes():
     assert plan_choice.of_planes("planes") and plan_choice.of_planes("planes{keep = 4}")
     assert not any(plan_choice.of_planes(plan) for plan in ("full", "quest", "strata", "chess"))
+    assert plan_choice.of_planes("planes{lower = 'host'}") and plan_choice.is_lower_apart("planes{lower = 'host'}")
+    assert not any(plan_choice.is_lower_apart(plan) for plan in ("full", "quest", "planes"))
     for refused in ("planes{share = 0.1}", "planes{run = 8, share = 0.1}", "planes{unit = 128}"):
         with pytest.raises(kvstrata.Unimplemented, match="BLOCK_PLAN"):
             plan_choice.of_planes(refused)
@@ -175,6 +181,9 @@ class Recorded:
     def bind(self, layers: list[int], workspace: int) -> None:
         self.layers = layers
 
+    def bind_lower(self, layers: list[int]) -> None:
+        self.lower = layers
+
     def begin(self, **step: Any) -> None:
         self.begun.append(step)
 
@@ -185,8 +194,8 @@ class Recorded:
         self.closed = True
 
 
-def layers_of(count: int) -> dict[str, Any]:
-    cache = torch.zeros(count, 9, 2, 64, 268 // 2, dtype=torch.bfloat16)
+def layers_of(count: int, blocks: int = 9, token_bytes: int = 268) -> dict[str, Any]:
+    cache = torch.zeros(count, blocks, 2, 64, token_bytes // 2, dtype=torch.bfloat16)
     return {f"layer.{i}": SimpleNamespace(impl=SimpleNamespace(scale=0.1, index=-1), kv_cache=cache[i])
             for i in range(count)}
 
@@ -194,17 +203,18 @@ def layers_of(count: int) -> dict[str, Any]:
 @pytest.fixture
 def rows(monkeypatch: pytest.MonkeyPatch) -> PlanesRows:
     monkeypatch.setattr(planes_rows, "BlockPlanes", Recorded)
-    monkeypatch.setattr(planes_rows, "form_of", lambda plan, shape: SimpleNamespace(workspace_bytes=4096))
+    monkeypatch.setattr(planes_rows, "form_of", lambda plan, shape: SimpleNamespace(
+        workspace_bytes=4096, lower_token_bytes=192 if "host" in plan else 0))
     monkeypatch.setattr(PlanesRows, "_of_process", {})
     monkeypatch.setattr(PlanesRows, "_reserved", torch.ones(10000, dtype=torch.uint8))
     monkeypatch.setattr(PlanesRows, "_stream", lambda self: 0)
     return rows_of(layers_of(3))
 
 
-def rows_of(layers: dict[str, Any]) -> PlanesRows:
+def rows_of(layers: dict[str, Any], plan: str = "planes") -> PlanesRows:
     limits = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=8),
                              model_config=SimpleNamespace(max_model_len=1000))
-    return PlanesRows("planes", PlanesShape(len(layers), 4, 2, 128, "bf16"), layers, limits, torch.device("cpu"))
+    return PlanesRows(plan, PlanesShape(len(layers), 4, 2, 128, "bf16"), layers, limits, torch.device("cpu"))
 
 
 def test_a_step(rows: PlanesRows):
@@ -267,6 +277,74 @@ def test_blocks_that_are_given_twice(rows: PlanesRows):
     assert before.closed and again._planes is not before
 
 
+class Pinned:
+    """In torch.cuda.cudart()'s place: ranges that are registered."""
+
+    def __init__(self) -> None:
+        self.ranges: dict[int, int] = {}
+        self.code = 0
+
+    def cudaHostRegister(self, address: int, count: int, flags: int) -> int:  # noqa: N802
+        assert flags == 0 and address % mmap.PAGESIZE == 0
+        ctypes.memset(address, 1, count)  # all of it is there
+        self.ranges[address] = count
+        return self.code
+
+    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
+        del self.ranges[address]
+        return 0
+
+
+@pytest.fixture
+def pinned(monkeypatch: pytest.MonkeyPatch) -> Pinned:
+    made = Pinned()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: made)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    return made
+
+
+def test_lower_planes_on_the_host(rows: PlanesRows, pinned: Pinned, caplog: pytest.LogCaptureFixture):
+    """For as many blocks as vLLM has, once, whatever it makes again; for its last blocks alone."""
+    plan, step, size = 'planes{lower = "host"}', batch([1], [1], [True], [0]), 64 * 2 * 192
+    assert not hasattr(rows, "lower") and rows._lower is None and not pinned.ranges
+    first = rows_of(layers_of(3, 9, 76), plan)
+    with caplog.at_level("INFO", "vllm.kvstrata"):
+        first.begin(step, 1)
+    assert list(pinned.ranges.values()) == [3 * 9 * size]
+    (address,) = pinned.ranges
+    assert first._planes.lower == [address + layer * 9 * size for layer in range(3)]
+    assert first._planes.shape.block_stride == 2 * 64 * 76
+    assert "lower planes of 9 blocks of 3 layers" in caplog.text
+    for blocks in (9, 40):
+        again = rows_of(layers_of(3, blocks, 76), plan)
+        again.begin(step, 1)
+        again.begin(step, 1)
+        assert list(pinned.ranges.values()) == [3 * blocks * size]
+        assert again._planes.lower == [next(iter(pinned.ranges)) + layer * blocks * size for layer in range(3)]
+    PlanesRows._of_process.clear()
+    del first, again
+    gc.collect()
+    assert not pinned.ranges  # no engine has them any more
+
+
+def test_lower_planes_that_the_host_has_no_room_for(rows: PlanesRows, pinned: Pinned, monkeypatch: pytest.MonkeyPatch):
+    layers = rows_of(layers_of(3, 40, 76), 'planes{lower = "host"}')
+    monkeypatch.setenv("KVSTRATA_LOWER_PLANES_BYTES", str(3 * 39 * 64 * 2 * 192))
+    with pytest.raises(Unsupported, match=r"of 40 blocks, and there are 0.0 GiB, for 39 blocks; .*--num-gpu-blocks-override"):
+        layers.begin(batch([1], [1], [True], [0]), 1)
+    monkeypatch.setenv("KVSTRATA_LOWER_PLANES_BYTES", "4GiB")
+    with pytest.raises(Unsupported, match="KVSTRATA_LOWER_PLANES_BYTES is '4GiB', and has to be a number"):
+        layers.begin(batch([1], [1], [True], [0]), 1)
+    monkeypatch.setenv("KVSTRATA_LOWER_PLANES_BYTES", str(3 * 40 * 64 * 2 * 192))
+    pinned.code = 2
+    with pytest.raises(Unsupported, match="cudaHostRegister of 0.0 GiB for lower planes failed with 2: raise the limit"):
+        layers.begin(batch([1], [1], [True], [0]), 1)
+    pinned.code = 0
+    layers.begin(batch([1], [1], [True], [0]), 1)
+    monkeypatch.delenv("KVSTRATA_LOWER_PLANES_BYTES")
+    assert 0 < lower_planes.available() < 1 << 50 and lower_planes.allowed() < lower_planes.available()
+
+
 def test_rows_are_read_where_they_lie(rows: PlanesRows):
     """Where they can be: heads side by side, whatever lies between rows."""
     rows._planes = Recorded("planes", None)
@@ -309,6 +387,8 @@ def model(**changes: Any) -> Any:
     ({"model_config": model(is_mm_prefix_lm=True)}, "both ways"),
     ({"kv_transfer_config": SimpleNamespace(kv_connector="KvstrataConnector",
                                             kv_connector_extra_config={"canonical_layout": True})}, "canonical_layout"),
+    ({"kv_transfer_config": SimpleNamespace(kv_connector="KvstrataConnector", kv_connector_extra_config={}),
+      "additional_config": {"kvstrata": {"plan": "planes{lower = 'host'}"}}}, "their lower planes are on the host"),
     ({"speculative_config": object()}, "--speculative-config"),
     ({"cache_config": SimpleNamespace(cache_dtype="fp8")}, "--kv-cache-dtype fp8"),
     ({"additional_config": {"kvstrata": {"plan": "planes{share = 0.1}"}}}, "share")])

@@ -79,11 +79,11 @@ class Engine:
 
 
 def serve(engine: Engine, draw: random.Random) -> None:
-    """Prompts that begin alike, come at once, or go on from what was answered."""
+    """Prompts that begin alike, come at once, or go on from what was answered; more of them until one is preempted."""
     stems = [draw.choices(range(10, 900), k=300) for _ in range(3)]
     requests: list[Any] = []
-    while len(requests) < REQUESTS or engine.scheduler.has_requests():
-        if len(requests) < REQUESTS and draw.random() < 0.2:
+    while (more := len(requests) < REQUESTS or not engine.preempted) or engine.scheduler.has_requests():
+        if more and draw.random() < 0.2:
             prompt = draw.choice(stems)[:draw.choice((1, 63, 64, 65, 128, 129, 191, 192, draw.randrange(1, 300)))]
             if requests and draw.random() < 0.4:
                 prompt = list(draw.choice(requests).all_token_ids)[:500]

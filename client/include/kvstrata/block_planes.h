@@ -16,10 +16,11 @@ extern "C" {
  * The engine's blocks hold no rows: a block of a layer is the sealed groups of its tokens, for each
  * KV head (docs/spec/planes.md), half of what bf16 takes. Rows of tokens whose group is not full
  * yet lie in a slot of the request's, in the workspace. Order: kvs_block_planes_form, by which the
- * engine makes its blocks; open; bind; then each step begin, outside of graphs, and for each layer
- * decode, captured or not, and behind it prompt for each row that is of a prompt. What a captured
- * decode does depends on `rows` alone: a graph of so many serves later steps of at most as many.
- * Calls of one handle are of one stream, or ordered by it, and one at a time.
+ * engine makes its blocks; open; bind, with lower = "host" bind_lower, too; then each step begin,
+ * outside of graphs, and for each layer decode, captured or not, and behind it prompt for each row
+ * that is of a prompt. What a captured decode does depends on `rows` alone: a graph of so many
+ * serves later steps of at most as many. Calls of one handle are of one stream, or ordered by it,
+ * and one at a time.
  *
  * An engine may find a prefix whose blocks another row of the same step fills. What reads them is
  * called behind what fills them: prompts in ascending order of `before`. Where a prompt's only
@@ -31,7 +32,7 @@ extern "C" {
 typedef struct kvs_block_planes kvs_block_planes;
 
 /* A block lies at layer + id * block_stride: bytes, a multiple of 32, here and in bind. In it lie
- * the upper runs of all KV heads, then their lower runs. */
+ * the upper runs of all KV heads, then, unless the plan has lower = "host", their lower runs. */
 typedef struct kvs_planes_shape {
   size_t size;
   int32_t layers, query_heads, kv_heads;
@@ -48,9 +49,13 @@ typedef struct kvs_planes_shape {
 
 typedef struct kvs_planes_form {
   size_t size;
-  int64_t token_bytes;      /* a block's, for each KV head and token: 268 with head_dim 128 */
+  /* A block's, for each KV head and token. With head_dim 128: 268; with lower = "host" 76. */
+  int64_t token_bytes;
   uint64_t slot_bytes;      /* the newest rows of a request, in the workspace */
   uint64_t workspace_bytes; /* GPU memory that bind takes, slots included */
+  /* Bytes of host memory beside token_bytes: 192 with head_dim 128 and lower = "host", which has
+   * to be followed by bind_lower; 0: there are none. */
+  int64_t lower_token_bytes;
 } kvs_planes_form;
 
 /* A step's sequences: first those that decode, of one new token each, then those of which a prompt
@@ -86,6 +91,12 @@ KVS_API int kvs_block_planes_open(const char* plan, const kvs_planes_shape* shap
  * engine's until close. */
 KVS_API int kvs_block_planes_bind(kvs_block_planes* planes, const uint64_t* layers, size_t n,
                                   void* workspace);
+/* With lower = "host", before begin. layers: where the lower runs of each layer's first block lie,
+ * a multiple of 32; those of block `id` are 64 * kv_heads * lower_token_bytes * id behind. Memory
+ * that the GPU reads and writes at this address until close: the host's, registered with CUDA
+ * (cudaHostRegister), or the GPU's own. Without: FAILED_PRECONDITION BLOCK_UNBOUND of what
+ * follows. INVALID_ARGUMENT BLOCK_LAYERS, also where the plan has lower runs in blocks. */
+KVS_API int kvs_block_planes_bind_lower(kvs_block_planes* planes, const uint64_t* layers, size_t n);
 KVS_API int kvs_block_planes_begin(kvs_block_planes* planes, const kvs_planes_batch* batch,
                                    void* stream);
 /* The first `rows` rows: their new keys and values [rows][kv_heads] join their slots, q

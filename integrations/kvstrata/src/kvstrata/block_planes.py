@@ -10,7 +10,8 @@
     planes.prompt(layer, row, before, count, ...)              # each layer and row that is of a prompt
 
 Blocks hold no rows: a block of a layer is the sealed groups of its tokens. Rows of groups that are not full yet lie in
-a slot of the request's, in the workspace. All addresses are of the GPU. include/kvstrata/block_planes.h has the
+a slot of the request's, in the workspace. All addresses are of the GPU, but that with lower = "host" lower runs lie
+where bind_lower() says. include/kvstrata/block_planes.h has the
 contract. Errors: KvstrataError's kinds. Threads: one call at a time.
 """
 
@@ -52,11 +53,13 @@ class PlanesShape:
 
 class PlanesForm(NamedTuple):
     """Bytes. token_bytes: of a block, for each KV head and token of it; slot_bytes: of the workspace, for each slot;
-    workspace_bytes: that bind() takes, slots included; 0 without a GPU."""
+    workspace_bytes: that bind() takes, slots included; 0 without a GPU; lower_token_bytes: beside token_bytes, of the host
+    memory that bind_lower() takes; 0: lower runs are in blocks."""
 
     token_bytes: int
     slot_bytes: int
     workspace_bytes: int
+    lower_token_bytes: int
 
 
 class Rows(NamedTuple):
@@ -75,7 +78,7 @@ def form_of(plan: str, shape: PlanesShape) -> PlanesForm:
     planes, or with options that are not served."""
     library, form = lib.load(), lib.PlanesForm(c.sizeof(lib.PlanesForm))
     library.check(library.kvs_block_planes_form(plan.encode(), c.byref(shape._raw()), c.byref(form)))
-    return PlanesForm(form.token_bytes, form.slot_bytes, form.workspace_bytes)
+    return PlanesForm(form.token_bytes, form.slot_bytes, form.workspace_bytes, form.lower_token_bytes)
 
 
 class BlockPlanes:
@@ -94,6 +97,12 @@ class BlockPlanes:
         until close()."""
         addresses = (c.c_uint64 * len(layers))(*layers)
         self._check(self._library.kvs_block_planes_bind(self._handle, addresses, len(layers), workspace))
+
+    def bind_lower(self, layers: Sequence[int]) -> None:
+        """With lower = "host". layers: where the lower runs of each layer's first block lie, a multiple of 32; those of
+        others follow, 64 * kv_heads * lower_token_bytes each. Host memory that is registered with CUDA until close()."""
+        addresses = (c.c_uint64 * len(layers))(*layers)
+        self._check(self._library.kvs_block_planes_bind_lower(self._handle, addresses, len(layers)))
 
     def begin(self, *, blocks: int, blocks_of_row: int, tokens: int, query_starts: int, slots: int,
               in_full: int | None, rows: int, decodes: int, stream: int) -> None:

@@ -138,7 +138,7 @@ class PlanesShape(c.Structure):
 
 class PlanesForm(c.Structure):
     _fields_ = [("size", c.c_size_t), ("token_bytes", c.c_int64), ("slot_bytes", c.c_uint64),
-                ("workspace_bytes", c.c_uint64)]
+                ("workspace_bytes", c.c_uint64), ("lower_token_bytes", c.c_int64)]
 
 
 class PlanesBatch(c.Structure):
@@ -225,6 +225,7 @@ _FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "kvs_block_planes_form": (_INT, (_TEXT, _P(PlanesShape), _P(PlanesForm))),
     "kvs_block_planes_open": (_INT, (_TEXT, _P(PlanesShape), _P(c.c_void_p))),
     "kvs_block_planes_bind": (_INT, (c.c_void_p, _P(c.c_uint64), _SIZE, c.c_void_p)),
+    "kvs_block_planes_bind_lower": (_INT, (c.c_void_p, _P(c.c_uint64), _SIZE)),
     "kvs_block_planes_begin": (_INT, (c.c_void_p, _P(PlanesBatch), c.c_void_p)),
     "kvs_block_planes_decode": (_INT, (c.c_void_p, c.c_int32, PlanesRows, PlanesRows, PlanesRows, c.c_void_p, c.c_int32,
                                        c.c_void_p)),

@@ -26,21 +26,31 @@ def plan_of(config: Any) -> str:
     return str(own.get("plan", FULL))
 
 
-@functools.cache
 def of_planes(plan: str) -> bool:
     """Whether vLLM's blocks hold planes under it. kvstrata.Unimplemented: planes with options that are not served
     there."""
+    return _lower_bytes(plan) is not None
+
+
+def is_lower_apart(plan: str) -> bool:
+    """Whether its lower planes are on the host, and not in vLLM's blocks."""
+    return bool(_lower_bytes(plan))
+
+
+@functools.cache
+def _lower_bytes(plan: str) -> int | None:
+    """A token's on the host; None: vLLM's blocks hold no planes."""
     if plan == FULL:  # it needs no library
-        return False
+        return None
     from kvstrata import Unimplemented
     from kvstrata.block_planes import PlanesShape, form_of
+    shape = PlanesShape(layers=1, query_heads=1, kv_heads=1, head_dim=PLANES_HEAD_DIMS[0], dtype="bf16")
     try:
-        form_of(plan, PlanesShape(layers=1, query_heads=1, kv_heads=1, head_dim=PLANES_HEAD_DIMS[0], dtype="bf16"))
+        return form_of(plan, shape).lower_token_bytes
     except Unimplemented as error:
         if error.reason != "BLOCK_PLAN" or plan.partition("{")[0].strip() == "planes":
             raise
-        return False
-    return True
+        return None
 
 
 def refuse_other_devices(config: Any) -> None:
@@ -86,6 +96,7 @@ def refuse(config: Any) -> None:
 def _beside_planes(config: Any, plan: str) -> tuple[tuple[bool, str], ...]:
     """What cannot be beside blocks that hold no rows, with the reason."""
     model, transfer = config.model_config, config.kv_transfer_config
+    connector = transfer.kv_connector if transfer is not None else None
     extra = transfer.kv_connector_extra_config if transfer is not None else {}
     return (
         (not config.use_v2_model_runner,
@@ -96,6 +107,9 @@ def _beside_planes(config: Any, plan: str) -> tuple[tuple[bool, str], ...]:
          "none; take the plan away"),
         (model.is_mm_prefix_lm,
          f"the model attends some of its prompts both ways, which plan {plan!r} does not serve; take the plan away"),
+        (connector is not None and is_lower_apart(plan),
+         f"kv_connector {connector} stores and loads blocks as the GPU has them, and under plan {plan!r} their lower planes "
+         "are on the host; take --kv-transfer-config away, or lower = \"host\" out of the plan"),
         (bool(extra.get("canonical_layout")),
          f"canonical_layout divides blocks by their rows, and those of plan {plan!r} have none; take canonical_layout "
          "out of kv_connector_extra_config, or the plan away"),

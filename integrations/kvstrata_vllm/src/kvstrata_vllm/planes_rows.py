@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A group of layers whose blocks have the form of planes: what of vLLM's batch libkvstrata is told each step, and the
 memory beside the blocks. That is a slot for each request, where its newest rows lie, and the rows of one layer of one
-prompt, which FlashAttention reads.
+prompt, which FlashAttention reads; with lower = "host" the blocks' lower planes (lower_planes.py), too.
 
 Threads: the worker's.
 """
@@ -21,6 +21,7 @@ from vllm.utils.torch_utils import PIN_MEMORY
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from .block_rows import last_of_prompts
+from .lower_planes import LowerPlanes
 from .unsupported import Unsupported
 
 _log = logging.getLogger("vllm.kvstrata")
@@ -106,10 +107,11 @@ class PlanesRows:
         for index, layer in enumerate(layers.values()):
             layer.impl.index = index
         self._planes: BlockPlanes | None = None
-        self._first, self._bound = next(iter(layers.values())), 0
+        self._first, self._bound = next(iter(layers.values())), (0, 0)
         self._ends = np.zeros(self._shape.slots, np.int32)  # tokens of whoever was last in a slot
         before = self._of_process.get(tuple(layers))
         self._workspace = None if before is None else before._workspace
+        self._lower = None if before is None else before._lower
         self._of_process[tuple(layers)] = self
 
     def begin(self, common: CommonAttentionMetadata, decodes: int) -> list[Pieces]:
@@ -194,11 +196,13 @@ class PlanesRows:
 
     def _living(self) -> BlockPlanes:
         """Over the blocks that vLLM has given the layers."""
-        if self._planes is None or self._first.kv_cache.data_ptr() != self._bound:
-            self._planes = self._bind()
+        cache = self._first.kv_cache
+        blocks = cache.data_ptr(), len(cache)
+        if self._planes is None or blocks != self._bound:
+            self._planes, self._bound = self._bind(len(cache)), blocks
         return self._planes
 
-    def _bind(self) -> BlockPlanes:
+    def _bind(self, blocks: int) -> BlockPlanes:
         caches = [layer.kv_cache for layer in self._layers.values()]
         strides = {cache.stride(0) * cache.element_size() for cache in caches}
         if len(strides) > 1:
@@ -206,13 +210,25 @@ class PlanesRows:
         if self._planes is not None:
             self._planes.close()
         shape = replace(self._shape, block_stride=strides.pop())
-        count = form_of(self._plan, shape).workspace_bytes
+        form = form_of(self._plan, shape)
+        count = form.workspace_bytes
         if self._workspace is None or self._workspace.numel() < count:
             self._workspace = self._take(count, self._device)
         planes = BlockPlanes(self._plan, shape)
         planes.bind([cache.data_ptr() for cache in caches], self._workspace.zero_().data_ptr())
-        self._bound = caches[0].data_ptr()
+        if form.lower_token_bytes:
+            planes.bind_lower(self._lower_of(blocks, form.lower_token_bytes).addresses())
         return planes
+
+    def _lower_of(self, blocks: int, token_bytes: int) -> LowerPlanes:
+        """For so many blocks; memory for another number is given back first."""
+        if self._lower is not None and self._lower.blocks != blocks:
+            self._lower.release()
+            self._lower = None
+        if self._lower is None:
+            stride = BLOCK_TOKENS * self._shape.kv_heads * token_bytes
+            self._lower = LowerPlanes(self._plan, self._shape.layers, blocks, stride)
+        return self._lower
 
     def _stream(self) -> int:
         return torch.cuda.current_stream(self._device).cuda_stream
