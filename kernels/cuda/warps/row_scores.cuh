@@ -144,26 +144,38 @@ class TileScorer {
 
   // The next tile's scores.
   __device__ LaneScores Next() {
-    float high[4] = {}, low[4] = {}, mean[4];
-    for (int field = 0; field < fields_; ++field) {
-      if (deviation_ && field == 1) {
-        Join(high, low);
-        for (int i = 0; i < 4; ++i) mean[i] = high[i], high[i] = low[i] = 0;
-      }
-      asm volatile("cp.async.wait_group %0;" ::"n"(RowRing<kDim>::kStages - 1) : "memory");
-      Multiply(field, high, low);
-      Issue(stage_);
-      stage_ = stage_ + 1 == RowRing<kDim>::kStages ? 0 : stage_ + 1;
-    }
-    Join(high, low);
+    float sums[4] = {}, low[4] = {};
     if (deviation_) {
-      for (int i = 0; i < 4; ++i) high[i] = mean[i] + 2 * sqrtf(fmaxf(high[i], 0.0f));
+      NextOfDeviation(sums);
+    } else {
+      for (int field = 0; field < fields_; ++field) Add(field, sums, low);
+      Join(sums, low);
     }
-    return {{high[0], high[1]}, {high[2], high[3]}};
+    return {{sums[0], sums[1]}, {sums[2], sums[3]}};
   }
 
  private:
   static constexpr int kChunks = kDim / 32;
+
+  __device__ void NextOfDeviation(float (&sums)[4]) {
+    float of_fields[2][4] = {};
+    for (int field = 0; field < 2; ++field) {
+      float low[4] = {};
+      Add(field, of_fields[field], low);
+      Join(of_fields[field], low);
+    }
+    for (int i = 0; i < 4; ++i) {
+      sums[i] = of_fields[0][i] + 2 * sqrtf(fmaxf(of_fields[1][i], 0.0f));
+    }
+  }
+
+  // Adds a field's products to sums for the high and the low parts of the queries.
+  __device__ void Add(int field, float (&high)[4], float (&low)[4]) {
+    asm volatile("cp.async.wait_group %0;" ::"n"(RowRing<kDim>::kStages - 1) : "memory");
+    Multiply(field, high, low);
+    Issue(stage_);
+    stage_ = stage_ + 1 == RowRing<kDim>::kStages ? 0 : stage_ + 1;
+  }
 
   // Adds the products of the queries' low parts: columns 4..7 of the same product, if not wide.
   __device__ void Join(float (&high)[4], const float (&low)[4]) const {

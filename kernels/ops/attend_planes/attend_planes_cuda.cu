@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(CtaShape<kDim, kHeads>::kThreads,
                                   CtaShape<kDim, kHeads>::kCtasOfSm)
     AttendKernel(const __grid_constant__ PlanesArguments a) {
   constexpr int kWarps = CtaShape<kDim, kHeads>::kWarps;
-  extern __shared__ uint4 dynamic[];
+  alignas(kLineBytes) extern __shared__ uint4 dynamic[];
   auto& shared =
       *reinterpret_cast<CtaMemory<kDim, kHeads, WarpMemoryOf<kDim, kHeads, kHot>>*>(dynamic);
   const AttendPlanesBatch& w = a.work;
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(FullShape<kDim>::kThreads, 1)
     FullKernel(const __grid_constant__ PlanesArguments a) {
   constexpr int kWarps = FullShape<kDim>::kWarps;
   using Warp = FullMemory<kDim, kHeads>;
-  extern __shared__ uint4 dynamic[];
+  alignas(kLineBytes) extern __shared__ uint4 dynamic[];
   auto& shared = *reinterpret_cast<CtaMemory<kDim, kHeads, Warp, FullShape<kDim>>*>(dynamic);
   const AttendPlanesBatch& w = a.work;
   if (!w.ahead) WaitForPrevious();

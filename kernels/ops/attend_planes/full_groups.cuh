@@ -16,7 +16,7 @@ namespace kvstrata::cuda {
 
 // A warp's shared memory.
 template <int kDim, int kHeads>
-struct FullMemory {
+struct alignas(kLineBytes) FullMemory {
   using Shape = GroupShape<kDim>;
   static constexpr int kHalfRowPieces = kDim * 3 / 4 / 16;  // half a lower row's, 16 bytes each
   CodeBlocks<kDim> codes;                                   // keys'

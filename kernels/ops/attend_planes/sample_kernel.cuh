@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(CtaShape<kDim, kHeads>::kThreads,
                                   CtaShape<kDim, kHeads>::kCtasOfSm)
     SampleKernel(const __grid_constant__ PlanesArguments a) {
   constexpr int kWarps = CtaShape<kDim, kHeads>::kWarps;
-  extern __shared__ uint4 dynamic[];
+  alignas(kLineBytes) extern __shared__ uint4 dynamic[];
   auto& shared = *reinterpret_cast<CtaMemory<kDim, kHeads>*>(dynamic);
   const AttendPlanesBatch& w = a.work;
   LetNextStart();

@@ -235,9 +235,11 @@ __device__ RowVotes SumHeads(const uint2* weights, const float* block_max, const
   return votes;
 }
 
-// Grid (CTAs, output_rows, batch), the CTAs of a list taking blocks in turn, a thread a row.
-template <typename Row>
-__global__ __launch_bounds__(kSumWarps * 32) void VoteKernel(VoteBatch w, Scratch scratch) {
+// Grid (CTAs, output_rows, batch), the CTAs of a list taking blocks in turn, a thread a row. kRuns:
+// weights are those of runs. Without, nothing is divided.
+template <typename Row, bool kRuns>
+__global__ __launch_bounds__(kSumWarps * 32, kSumCtasOfSm) void VoteKernel(VoteBatch w,
+                                                                           Scratch scratch) {
   extern __shared__ float2 totals[];
   WaitForPrevious();
   LetNextStart();
@@ -245,7 +247,7 @@ __global__ __launch_bounds__(kSumWarps * 32) void VoteKernel(VoteBatch w, Scratc
   if (units.full) return;
   const int first_block = units.first / kBlockRows;
   const int count = (units.last + kBlockRows - 1) / kBlockRows - first_block;
-  const int run = scratch.run, rows = kTileRows / run;
+  const int run = kRuns ? scratch.run : 1, rows = kTileRows / run;
   const int64_t sequence = blockIdx.z;
   const int heads = w.query_heads / w.output_rows, first_head = heads * blockIdx.y;
   const int row = threadIdx.x % rows, blocks = kSumWarps * 32 / rows;
@@ -307,15 +309,15 @@ int LaunchWeights(const VoteBatch& w, const Scratch& scratch, Stream stream) {
   return LaunchDependent(WeightKernel<T, kDim>, runs, kWarps * 32, kBytes, stream, w, scratch);
 }
 
-template <typename Row>
+template <typename Row, bool kRuns = false>
 int LaunchSums(const VoteBatch& w, const Scratch& scratch, Stream stream) {
   const int lists = w.output_rows * w.batch;
   const int blocks = kSumWarps * 32 * scratch.run / kTileRows;  // that a CTA takes at once
   const dim3 sums(SplitsOfWave(kSumCtasOfSm, lists, (scratch.blocks + blocks - 1) / blocks),
                   w.output_rows, w.batch);
   const int heads = w.query_heads / w.output_rows;
-  return LaunchDependent(VoteKernel<Row>, sums, kSumWarps * 32, heads * sizeof(float2), stream, w,
-                         scratch);
+  return LaunchDependent(VoteKernel<Row, kRuns>, sums, kSumWarps * 32, heads * sizeof(float2),
+                         stream, w, scratch);
 }
 
 bool IsValid(const VoteBatch& w) {
@@ -339,7 +341,9 @@ int VoteCuda(const VoteBatch& w, Stream stream) {
   const Scratch scratch = ScratchOf(w);
   if (w.of_groups()) {
     const int error = LaunchBitsWeights(w, scratch, stream);
-    return error != 0 ? error : LaunchSums<RowOfFour>(w, scratch, stream);
+    if (error != 0) return error;
+    return scratch.run > 1 ? LaunchSums<RowOfFour, true>(w, scratch, stream)
+                           : LaunchSums<RowOfFour>(w, scratch, stream);
   }
   const int error = ForRows(w.rows.dtype, w.rows.head_dim, [&]<typename T, int kDim>() {
     return LaunchWeights<T, kDim>(w, scratch, stream);
