@@ -40,9 +40,9 @@ __device__ inline uint32_t PackedPair(T low, T high) {
 }
 
 // What a column of a fragment holds of a query's element.
-template <typename T>
-__device__ inline T QueryPart(float x, int field, int fields, bool deviation, bool low) {
-  if (deviation) {
+template <typename T, bool kDeviation>
+__device__ inline T QueryPart(float x, int field, int fields, bool low) {
+  if constexpr (kDeviation) {
     if (field == 1) x *= x;
     if constexpr (std::is_same_v<T, __half>) x = fminf(x, 65504.0f);
   } else if (fields == 2) {
@@ -54,9 +54,9 @@ __device__ inline T QueryPart(float x, int field, int fields, bool deviation, bo
 
 // Fills `out` with the `group` queries from element `first_element` of q on. By all threads;
 // barrier afterwards.
-template <typename T, int kDim>
+template <typename T, bool kDeviation = false, int kDim>
 __device__ void LoadQueries(QueryFragments<kDim>* out, const void* q, DType q_dtype,
-                            int64_t first_element, int group, int fields, bool deviation = false) {
+                            int64_t first_element, int group, int fields) {
   constexpr int kChunks = kDim / 32;
   const bool wide = group > 4;
   const int tiles = wide ? 2 : 1;
@@ -70,7 +70,7 @@ __device__ void LoadQueries(QueryFragments<kDim>* out, const void* q, DType q_dt
     const int64_t at = first_element + int64_t{query} * kDim + 32 * chunk + 8 * (lane % 4);
     if (query < group) LoadFloats(q, q_dtype, at, x);
     T parts[8];
-    for (int e = 0; e < 8; ++e) parts[e] = QueryPart<T>(x[e], field, fields, deviation, low);
+    for (int e = 0; e < 8; ++e) parts[e] = QueryPart<T, kDeviation>(x[e], field, fields, low);
     out->at[field][tile][chunk][lane] = {
         PackedPair(parts[0], parts[1]), PackedPair(parts[2], parts[3]),
         PackedPair(parts[4], parts[5]), PackedPair(parts[6], parts[7])};
@@ -115,13 +115,13 @@ struct RowRing {
 // Scores tile after tile of 16 rows of one KV head, several stages of loads ahead. By whole warps.
 // row_of(i) is the first row of the warp's tile i; rows outside [first, last) are scored as the
 // nearest inside, and do not count.
-template <typename T, int kDim, typename RowOf>
+template <typename T, int kDim, bool kDeviation, typename RowOf>
 class TileScorer {
  public:
   // `fields` etc. as in ScoreBatch; pages: of the sequence; ring: the warp's own. Loads begin here;
   // `queries` are read by Next. once: the L2 drops rows before what else is in it.
-  __device__ TileScorer(const DeviceRows& rows, int fields, int64_t field_stride, bool deviation,
-                        int64_t sequence, int head, int first, int last, int tiles, RowOf row_of,
+  __device__ TileScorer(const DeviceRows& rows, int fields, int64_t field_stride, int64_t sequence,
+                        int head, int first, int last, int tiles, RowOf row_of,
                         const QueryFragments<kDim>& queries, bool wide, RowRing<kDim>* ring,
                         bool once = false)
       : rows_(rows),
@@ -129,7 +129,6 @@ class TileScorer {
         head_offset_(rows.offset + head * rows.head_stride + 16 * (threadIdx.x % 4)),
         field_stride_(field_stride),
         fields_(fields),
-        deviation_(deviation),
         first_(first),
         last_(last),
         tiles_(tiles),
@@ -144,42 +143,33 @@ class TileScorer {
 
   // The next tile's scores.
   __device__ LaneScores Next() {
-    float sums[4] = {}, low[4] = {};
-    if (deviation_) {
-      NextOfDeviation(sums);
-    } else {
-      for (int field = 0; field < fields_; ++field) Add(field, sums, low);
-      Join(sums, low);
+    float high[4] = {}, low[4] = {}, mean[4];
+    for (int field = 0; field < fields_; ++field) {
+      if (kDeviation && field == 1) {
+        Join(high, low);
+        for (int i = 0; i < 4; ++i) mean[i] = high[i], high[i] = low[i] = 0;
+      }
+      asm volatile("cp.async.wait_group %0;" ::"n"(RowRing<kDim>::kStages - 1) : "memory");
+      Multiply(field, high, low);
+      Issue(stage_);
+      stage_ = stage_ + 1 == RowRing<kDim>::kStages ? 0 : stage_ + 1;
     }
-    return {{sums[0], sums[1]}, {sums[2], sums[3]}};
+    Join(high, low);
+    if constexpr (kDeviation) {
+      for (int i = 0; i < 4; ++i) high[i] = mean[i] + 2 * sqrtf(fmaxf(high[i], 0.0f));
+    }
+    return {{high[0], high[1]}, {high[2], high[3]}};
   }
 
  private:
   static constexpr int kChunks = kDim / 32;
 
-  __device__ void NextOfDeviation(float (&sums)[4]) {
-    float of_fields[2][4] = {};
-    for (int field = 0; field < 2; ++field) {
-      float low[4] = {};
-      Add(field, of_fields[field], low);
-      Join(of_fields[field], low);
-    }
-    for (int i = 0; i < 4; ++i) {
-      sums[i] = of_fields[0][i] + 2 * sqrtf(fmaxf(of_fields[1][i], 0.0f));
-    }
-  }
-
-  // Adds a field's products to sums for the high and the low parts of the queries.
-  __device__ void Add(int field, float (&high)[4], float (&low)[4]) {
-    asm volatile("cp.async.wait_group %0;" ::"n"(RowRing<kDim>::kStages - 1) : "memory");
-    Multiply(field, high, low);
-    Issue(stage_);
-    stage_ = stage_ + 1 == RowRing<kDim>::kStages ? 0 : stage_ + 1;
-  }
-
   // Adds the products of the queries' low parts: columns 4..7 of the same product, if not wide.
-  __device__ void Join(float (&high)[4], const float (&low)[4]) const {
-    for (int i = 0; i < 4; ++i) high[i] += wide_ ? low[i] : __shfl_xor_sync(~0u, high[i], 2);
+  __device__ void Join(float (&high)[4], float (&low)[4]) const {
+    if (!wide_) {
+      for (int i = 0; i < 4; ++i) low[i] = __shfl_xor_sync(~0u, high[i], 2);
+    }
+    for (int i = 0; i < 4; ++i) high[i] += low[i];
   }
 
   // Starts the copy of the next field of the next tile; nothing after the last, but as a group.
@@ -246,7 +236,7 @@ class TileScorer {
   const uint64_t* pages_;
   const int64_t head_offset_, field_stride_;
   const int fields_, first_, last_, tiles_;
-  const bool deviation_, wide_, once_;
+  const bool wide_, once_;
   const RowOf row_of_;
   const QueryFragments<kDim>& queries_;
   RowRing<kDim>* ring_;

@@ -19,7 +19,7 @@ struct Shared {
 };
 
 // Grid (splits, kv_heads, batch); warps take tiles of units in turn.
-template <typename T, int kDim>
+template <typename T, int kDim, bool kDeviation>
 __global__ __launch_bounds__(kWarps * 32, 4) void ScoreKernel(ScoreBatch w) {
   extern __shared__ uint4 dynamic[];
   auto& shared = *reinterpret_cast<Shared<kDim>*>(dynamic);
@@ -40,12 +40,12 @@ __global__ __launch_bounds__(kWarps * 32, 4) void ScoreKernel(ScoreBatch w) {
   const int begin = units.first / kTileRows * kTileRows + warp * kTileRows;
   const int tiles = max(0, (units.last - begin + step - 1) / step);
   const auto row_of = [=](int tile) { return begin + tile * step; };
-  TileScorer<T, kDim, decltype(row_of)> scorer(
-      w.rows, w.fields, w.field_stride, w.deviation, sequence, head, units.first, units.last, tiles,
-      row_of, shared.queries, wide, &shared.rings[threadIdx.x / 32]);
+  TileScorer<T, kDim, kDeviation, decltype(row_of)> scorer(
+      w.rows, w.fields, w.field_stride, sequence, head, units.first, units.last, tiles, row_of,
+      shared.queries, wide, &shared.rings[threadIdx.x / 32]);
   if (w.ahead) WaitForPrevious();
-  LoadQueries<T>(&shared.queries, w.q, w.q_dtype, w.QueriesAt(sequence) + head * group * kDim,
-                 group, w.fields, w.deviation);
+  LoadQueries<T, kDeviation>(&shared.queries, w.q, w.q_dtype,
+                             w.QueriesAt(sequence) + head * group * kDim, group, w.fields);
   __syncthreads();
 
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -61,16 +61,17 @@ __global__ __launch_bounds__(kWarps * 32, 4) void ScoreKernel(ScoreBatch w) {
   }
 }
 
-template <typename T, int kDim>
+template <typename T, int kDim, bool kDeviation>
 int Launch(const ScoreBatch& w, Stream stream) {
   constexpr int kCtasOfSm = 4;
   constexpr int kBytes = sizeof(Shared<kDim>);
-  if (const int error = AllowShared(ScoreKernel<T, kDim>, kBytes); error != 0) return error;
+  if (const int error = AllowShared(ScoreKernel<T, kDim, kDeviation>, kBytes); error != 0)
+    return error;
   const int tiles = w.unit_stride / kTileRows + 2;
   const int rows = w.rows.kv_heads * w.batch;
   const int splits = SplitsOfWave(kCtasOfSm, rows, (tiles + kWarps - 1) / kWarps);
-  return LaunchDependent(ScoreKernel<T, kDim>, dim3(splits, w.rows.kv_heads, w.batch), kWarps * 32,
-                         kBytes, stream, w);
+  return LaunchDependent(ScoreKernel<T, kDim, kDeviation>, dim3(splits, w.rows.kv_heads, w.batch),
+                         kWarps * 32, kBytes, stream, w);
 }
 
 }  // namespace
@@ -81,8 +82,9 @@ int ScoreCuda(const ScoreBatch& w, Stream stream) {
       w.query_heads % w.rows.kv_heads != 0 || w.query_heads > 8 * w.rows.kv_heads) {
     return cudaErrorInvalidValue;
   }
-  return ForRows(w.rows.dtype, w.rows.head_dim,
-                 [&]<typename T, int kDim>() { return Launch<T, kDim>(w, stream); });
+  return ForRows(w.rows.dtype, w.rows.head_dim, [&]<typename T, int kDim>() {
+    return w.deviation ? Launch<T, kDim, true>(w, stream) : Launch<T, kDim, false>(w, stream);
+  });
 }
 
 }  // namespace kvstrata::cuda

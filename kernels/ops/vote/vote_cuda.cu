@@ -113,7 +113,7 @@ struct Shared {
 
 // Grid (splits, kv_heads, batch). Warps take blocks in turn, over all CTAs: what is read at one
 // time lies side by side (work_share.cuh says why).
-template <typename T, int kDim>
+template <typename T, int kDim, bool kDeviation>
 __global__ __launch_bounds__(kWarps * 32, 2) void WeightKernel(const __grid_constant__ VoteBatch w,
                                                                const Scratch scratch) {
   extern __shared__ uint4 dynamic[];
@@ -134,12 +134,11 @@ __global__ __launch_bounds__(kWarps * 32, 2) void WeightKernel(const __grid_cons
   const auto row_of = [=](int tile) {
     return (first_block + begin + tile / kTiles * step) * kBlockRows + tile % kTiles * kTileRows;
   };
-  TileScorer<T, kDim, decltype(row_of)> scorer(w.rows, w.fields, w.field_stride, w.deviation,
-                                               sequence, head, units.first, units.last,
-                                               blocks * kTiles, row_of, shared.queries, wide,
-                                               &shared.rings[threadIdx.x / 32], scratch.stays);
-  LoadQueries<T>(&shared.queries, w.q, w.q_dtype, w.QueriesAt(sequence) + head * group * kDim,
-                 group, w.fields, w.deviation);
+  TileScorer<T, kDim, kDeviation, decltype(row_of)> scorer(
+      w.rows, w.fields, w.field_stride, sequence, head, units.first, units.last, blocks * kTiles,
+      row_of, shared.queries, wide, &shared.rings[threadIdx.x / 32], scratch.stays);
+  LoadQueries<T, kDeviation>(&shared.queries, w.q, w.q_dtype,
+                             w.QueriesAt(sequence) + head * group * kDim, group, w.fields);
   __syncthreads();
 
   Softmax totals[2];
@@ -301,12 +300,14 @@ Scratch ScratchOf(const VoteBatch& w) {
   return s;
 }
 
-template <typename T, int kDim>
+template <typename T, int kDim, bool kDeviation>
 int LaunchWeights(const VoteBatch& w, const Scratch& scratch, Stream stream) {
   constexpr int kBytes = sizeof(Shared<kDim>);
-  if (const int error = AllowShared(WeightKernel<T, kDim>, kBytes); error != 0) return error;
+  if (const int error = AllowShared(WeightKernel<T, kDim, kDeviation>, kBytes); error != 0)
+    return error;
   const dim3 runs(scratch.splits, w.rows.kv_heads, w.batch);
-  return LaunchDependent(WeightKernel<T, kDim>, runs, kWarps * 32, kBytes, stream, w, scratch);
+  return LaunchDependent(WeightKernel<T, kDim, kDeviation>, runs, kWarps * 32, kBytes, stream, w,
+                         scratch);
 }
 
 template <typename Row, bool kRuns = false>
@@ -346,7 +347,8 @@ int VoteCuda(const VoteBatch& w, Stream stream) {
                            : LaunchSums<RowOfFour>(w, scratch, stream);
   }
   const int error = ForRows(w.rows.dtype, w.rows.head_dim, [&]<typename T, int kDim>() {
-    return LaunchWeights<T, kDim>(w, scratch, stream);
+    return w.deviation ? LaunchWeights<T, kDim, true>(w, scratch, stream)
+                       : LaunchWeights<T, kDim, false>(w, scratch, stream);
   });
   return error != 0 ? error : LaunchSums<RowOfTiles>(w, scratch, stream);
 }
