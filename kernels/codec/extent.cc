@@ -4,8 +4,7 @@
 #include <cstring>
 #include <string>
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
+#include "base/checksum.h"
 
 namespace kvstrata {
 namespace {
@@ -77,7 +76,8 @@ Status VerifyExtent(std::span<const std::byte> extent) {
                     "at most " + std::to_string(extent.size()));
   }
   if ((h.flags & kExtentUnhashed) != 0) return OkStatus();
-  if (XXH3_64bits(extent.data() + sizeof(h), h.bytes - sizeof(h)) == h.checksum) return OkStatus();
+  if (ShortChecksumOf(extent.subspan(sizeof(h), h.bytes - sizeof(h))) == h.checksum)
+    return OkStatus();
   return {Code::kDataLoss, "EXTENT_CHECKSUM",
           "extent of tokens " + std::to_string(h.begin) + " to " + std::to_string(h.end) +
               ": the bytes are not those that were written"};
