@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/checksum.h"
 
+#include <algorithm>
 #include <bit>
 
 #include "base/checksum_kernels.h"
@@ -8,8 +9,10 @@
 namespace kvstrata {
 namespace {
 
-constexpr ChecksumKernels kBaseline = {XXH3_64bits, XXH3_128bits, XXH3_128bits_update,
-                                       XXH3_128bits_digest};
+constexpr size_t kPiece = size_t{512} << 10;  // a part of a core's own cache
+
+constexpr ChecksumKernels kBaseline = {XXH3_64bits,  XXH3_64bits_update,  XXH3_64bits_digest,
+                                       XXH3_128bits, XXH3_128bits_update, XXH3_128bits_digest};
 
 const ChecksumKernels& Kernels() {
 #ifdef __x86_64__
@@ -46,6 +49,19 @@ Checksum ChecksumOf(std::span<const std::span<const std::byte>> parts) {
 
 uint64_t ShortChecksumOf(std::span<const std::byte> bytes) {
   return Kernels().sum64(bytes.data(), bytes.size());
+}
+
+uint64_t ShortChecksumOf(std::span<const std::byte> bytes,
+                         const std::function<void(std::span<const std::byte>)>& piece) {
+  XXH3_state_t state;
+  XXH3_64bits_reset(&state);
+  while (!bytes.empty()) {
+    const auto next = bytes.first(std::min(bytes.size(), kPiece));
+    Kernels().update64(&state, next.data(), next.size());
+    piece(next);
+    bytes = bytes.subspan(next.size());
+  }
+  return Kernels().digest64(&state);
 }
 
 }  // namespace kvstrata

@@ -10,6 +10,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 
 namespace kvstrata {
@@ -23,6 +24,10 @@ Checksum ChecksumOf(std::span<const std::span<const std::byte>> parts);
 
 // XXH3-64, as extents have it (docs/extents.md).
 uint64_t ShortChecksumOf(std::span<const std::byte> bytes);
+
+// The same. Hands on piece by piece what is summed, in order: whoever copies it reads from a cache.
+uint64_t ShortChecksumOf(std::span<const std::byte> bytes,
+                         const std::function<void(std::span<const std::byte>)>& piece);
 
 }  // namespace kvstrata
 

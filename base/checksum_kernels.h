@@ -13,6 +13,8 @@ namespace kvstrata {
 
 struct ChecksumKernels {
   decltype(&XXH3_64bits) sum64;
+  decltype(&XXH3_64bits_update) update64;
+  decltype(&XXH3_64bits_digest) digest64;
   decltype(&XXH3_128bits) sum128;
   decltype(&XXH3_128bits_update) update128;
   decltype(&XXH3_128bits_digest) digest128;

@@ -67,6 +67,20 @@ TEST_F(ChecksumTest, PartsAreOneStringOfBytes) {
   EXPECT_EQ(ChecksumOf(std::span<const std::span<const std::byte>>{}), ChecksumOf(Bytes(0)));
 }
 
+TEST_F(ChecksumTest, PiecesThatAreHandedOnAreAllBytesInOrder) {
+  const std::vector<std::byte> large((size_t{3} << 19) + 7, std::byte{3});
+  const std::span<const std::byte> all[] = {Bytes(0), Bytes(300), Bytes(262144), large};
+  for (const std::span<const std::byte> bytes : all) {
+    size_t at = 0;
+    const auto piece = [&](std::span<const std::byte> next) {
+      EXPECT_EQ(next.data(), bytes.data() + at);
+      at += next.size();
+    };
+    EXPECT_EQ(ShortChecksumOf(bytes, piece), ShortChecksumOf(bytes));
+    EXPECT_EQ(at, bytes.size());
+  }
+}
+
 #ifdef __x86_64__
 TEST_F(ChecksumTest, EveryInstructionSetGivesTheSame) {
   std::vector<std::pair<std::string, const ChecksumKernels*>> sets;
@@ -80,6 +94,11 @@ TEST_F(ChecksumTest, EveryInstructionSetGivesTheSame) {
       const Checksum wanted = Canonical(XXH3_128bits(bytes.data(), n));
       EXPECT_EQ(Canonical(set->sum128(bytes.data(), n)), wanted) << name << ", " << n;
       XXH3_state_t state;
+      XXH3_64bits_reset(&state);
+      set->update64(&state, bytes.data(), n / 3);
+      set->update64(&state, bytes.data() + n / 3, n - n / 3);
+      EXPECT_EQ(set->digest64(&state), XXH3_64bits(bytes.data(), n))
+          << name << ", " << n << " in two";
       XXH3_128bits_reset(&state);
       set->update128(&state, bytes.data(), n / 3);
       set->update128(&state, bytes.data() + n / 3, n - n / 3);
