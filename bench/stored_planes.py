@@ -4,10 +4,11 @@
 
     bench/stored_planes.py [--tokens N] [--layers N] [--rounds N] [--json-out FILE] [--commit HASH] [--date DATE]
 
-Llama-3.1-8B's shape (8 KV heads x 128, 32 query heads), random rows. A daemon takes the prompt, packs it, writes it to its
-disk or to a redis-server on loopback, and ends. Another one opens the prompt from there: the disk's files are dropped from
-the page cache, or its own disk is empty. A time begins before the sequence is opened, and ends when all layers have attended
-the prompt's last token, which nobody holds. Plans take turns. No model computes in between.
+Llama-3.1-8B's shape (8 KV heads x 128, 32 query heads), random rows: the prompt's last token is attended in full, so they
+choose nothing. A daemon takes the prompt, packs it, writes it to its disk or to a redis-server on loopback, and ends. Another
+one opens the prompt from there: the disk's files are dropped from the page cache, or its own disk is empty. A time begins
+before the sequence is opened, and ends when all layers have attended the prompt's last token, which nobody holds. Plans take
+turns. No model computes in between.
 
 first/TIER/32K         ms by planes; the baseline is plan full (must: 1 / .55)
 open/TIER/32K          ms of that until the sequence is open

@@ -11,5 +11,5 @@ kvs_library(kvs_chunks
   chunks/chunk_door.cc
   chunks/chunk_server.cc
   chunks/chunk_tiers.cc
-  LIBS kvs_memory kvs_checksum kvs_sockets kvs_telemetry kvs_base Threads::Threads)
+  LIBS kvs_memory kvs_sockets kvs_telemetry kvs_base Threads::Threads)
 target_link_libraries(kvs_chunks PRIVATE OpenSSL::Crypto)

@@ -1,18 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Tiers of values below memory. Know nothing of pages, sequences or the store.
-include(CheckLibraryExists)
 find_package(PkgConfig REQUIRED)
 find_package(Threads REQUIRED)
 pkg_check_modules(LIBURING REQUIRED IMPORTED_TARGET GLOBAL liburing)
-
-# Checksums of what leaves memory. Debian's libxxhash for x86 chooses its vector kernels when it runs.
-kvs_library(kvs_checksum tier/checksum.cc LIBS kvs_base)
-pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET libxxhash)
-target_link_libraries(kvs_checksum PRIVATE PkgConfig::XXHASH)
-check_library_exists(xxhash XXH3_128bits_dispatch "${XXHASH_LIBRARY_DIRS}" KVS_XXHASH_DISPATCH)
-if(KVS_XXHASH_DISPATCH)
-  target_compile_definitions(kvs_checksum PRIVATE KVS_XXHASH_DISPATCH)
-endif()
 
 set(KVS_TIER_SOURCES
   blocking_calls.cc
@@ -39,7 +29,7 @@ list(TRANSFORM KVS_GUARDED_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/tier/)
 set(KVS_GUARDED_SOURCES ${KVS_GUARDED_SOURCES} PARENT_SCOPE)
 set_source_files_properties(${KVS_TIER_SOURCES} PROPERTIES UNITY_GROUP unguarded)
 set_source_files_properties(${KVS_GUARDED_SOURCES} PROPERTIES UNITY_GROUP guarded)
-kvs_library(kvs_tier ${KVS_TIER_SOURCES} ${KVS_GUARDED_SOURCES} LIBS kvs_base kvs_checksum Threads::Threads)
+kvs_library(kvs_tier ${KVS_TIER_SOURCES} ${KVS_GUARDED_SOURCES} LIBS kvs_base Threads::Threads)
 set_target_properties(kvs_tier PROPERTIES UNITY_BUILD_MODE GROUP)
 target_link_libraries(kvs_tier PRIVATE PkgConfig::LIBURING)
 
@@ -53,7 +43,7 @@ set(KVS_REMOTE_FORMAT_SOURCES
   remote/stripe_cipher.cc)
 list(TRANSFORM KVS_REMOTE_FORMAT_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/tier/)
 set_source_files_properties(tier/remote/remote_format.cc PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)  # it has guards
-kvs_library(kvs_remote_format ${KVS_REMOTE_FORMAT_SOURCES} LIBS kvs_base kvs_checksum)
+kvs_library(kvs_remote_format ${KVS_REMOTE_FORMAT_SOURCES} LIBS kvs_base)
 target_link_libraries(kvs_remote_format PRIVATE OpenSSL::Crypto)
 
 # The client of Redis and Valkey servers.

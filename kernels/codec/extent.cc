@@ -4,8 +4,8 @@
 #include <cstring>
 #include <string>
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
+#include "base/checksum.h"
+#include "kernels/codec/extent_copy.h"
 
 namespace kvstrata {
 namespace {
@@ -66,7 +66,10 @@ Status CheckExtent(const ExtentView& extent, const Geometry& geometry, ExtentKin
   return CheckRange(h, extent);
 }
 
-Status VerifyExtent(std::span<const std::byte> extent) {
+namespace {
+
+// The header, once its size is sound.
+Result<ExtentHeader> HeaderIn(std::span<const std::byte> extent) {
   ExtentHeader h;
   if (extent.size() < sizeof(h)) {
     return BadField("size", static_cast<int64_t>(extent.size()), "at least 64");
@@ -76,11 +79,35 @@ Status VerifyExtent(std::span<const std::byte> extent) {
     return BadField("bytes", static_cast<int64_t>(h.bytes),
                     "at most " + std::to_string(extent.size()));
   }
-  if ((h.flags & kExtentUnhashed) != 0) return OkStatus();
-  if (XXH3_64bits(extent.data() + sizeof(h), h.bytes - sizeof(h)) == h.checksum) return OkStatus();
+  return h;
+}
+
+Status CompareChecksum(const ExtentHeader& h, uint64_t checksum) {
+  if (checksum == h.checksum) return OkStatus();
   return {Code::kDataLoss, "EXTENT_CHECKSUM",
           "extent of tokens " + std::to_string(h.begin) + " to " + std::to_string(h.end) +
               ": the bytes are not those that were written"};
+}
+
+}  // namespace
+
+Status VerifyExtent(std::span<const std::byte> extent) {
+  KVS_ASSIGN_OR_RETURN(const ExtentHeader h, HeaderIn(extent));
+  if ((h.flags & kExtentUnhashed) != 0) return OkStatus();
+  return CompareChecksum(h, ShortChecksumOf(extent.subspan(sizeof(h), h.bytes - sizeof(h))));
+}
+
+Status CopyVerified(std::span<const std::byte> extent, const ExtentCopier& copy) {
+  KVS_ASSIGN_OR_RETURN(const ExtentHeader h, HeaderIn(extent));
+  if ((h.flags & kExtentUnhashed) != 0) return copy(extent);
+  Status copied = copy(extent.first(sizeof(h)));
+  const auto piece = [&](std::span<const std::byte> bytes) {
+    if (copied.ok()) copied = copy(bytes);
+  };
+  const uint64_t checksum = ShortChecksumOf(extent.subspan(sizeof(h), h.bytes - sizeof(h)), piece);
+  piece(extent.subspan(h.bytes));
+  KVS_RETURN_IF_ERROR(copied);
+  return CompareChecksum(h, checksum);
 }
 
 ExtentKind KindOf(const ExtentView& extent) {

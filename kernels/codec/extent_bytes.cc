@@ -4,8 +4,7 @@
 #include <string>
 #include <utility>
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
+#include "base/checksum.h"
 
 namespace kvstrata {
 
@@ -36,7 +35,7 @@ int64_t ExtentFront::EndOf(uint64_t offset, int64_t count, size_t element) const
 std::vector<std::byte> ExtentWriter::Finish(ExtentKind kind, const Geometry& geometry, Run tokens,
                                             uint32_t flags) {
   ExtentHeader h = HeaderOf(kind, geometry, tokens, flags, static_cast<int64_t>(data_.size()));
-  h.checksum = XXH3_64bits(data_.data() + sizeof(h), data_.size() - sizeof(h));
+  h.checksum = ShortChecksumOf(std::span(data_).subspan(sizeof(h)));
   std::memcpy(data_.data(), &h, sizeof(h));
   end_ = sizeof(ExtentHeader);
   return std::exchange(data_, {});

@@ -7,8 +7,8 @@
 #include <string>
 #include <utility>
 
+#include "base/checksum.h"
 #include "server/telemetry/thread_top.h"
-#include "server/tier/checksum.h"
 
 namespace kvstrata {
 namespace {

@@ -5,6 +5,7 @@
 #include <random>
 
 #include "gmock/gmock.h"
+#include "kernels/codec/extent_copy.h"
 #include "kernels/plans/mosaickv/packed_layout.h"
 #include "tests/kernels/codec_fixture.h"
 
@@ -232,8 +233,19 @@ TEST_P(CodecTest, OwnExtentsParseAndVerify) {
   for (Bytes& bytes : s->mutable_extents()) {
     EXPECT_TRUE(VerifyExtent(bytes).ok());
     EXPECT_EQ(bytes.size() % kExtentAlign, 0u);
+    Bytes copied;
+    const auto copy = [&](std::span<const std::byte> piece) {
+      copied.insert(copied.end(), piece.begin(), piece.end());
+      return OkStatus();
+    };
+    EXPECT_TRUE(CopyVerified(bytes, copy).ok());
+    EXPECT_EQ(copied, bytes);
+    const Status no = Internal("NO_ROOM", "the copy fails");
+    EXPECT_EQ(CopyVerified(bytes, [&](std::span<const std::byte>) { return no; }).reason(),
+              no.reason());
     bytes[bytes.size() / 2] ^= std::byte{1};
     EXPECT_EQ(VerifyExtent(bytes).reason(), "EXTENT_CHECKSUM");
+    EXPECT_EQ(CopyVerified(bytes, copy).reason(), "EXTENT_CHECKSUM");
     bytes[bytes.size() / 2] ^= std::byte{1};
   }
 }

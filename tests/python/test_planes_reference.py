@@ -287,6 +287,43 @@ def test_bytes_of_a_step():
     assert bits.LARGEST == 65504
 
 
+# ---- until lower runs are here ----
+
+def test_without_lower_runs_nothing_reads_them(random: np.random.Generator):
+    """Whatever lies there: outputs are finite. Attended is what is raw and, coarsely, every sealed token of some weight."""
+    q, keys, values = sample(int(random.integers(2**31)), prompt=600, kv_heads=2, group=2)
+    n = len(keys)
+    for rule in ({"fine_above": 4}, {"share": 0.3, "run": 8}, {"share": 1}):
+        plan = planes.Planes(unit=16, min_tokens=0, **rule).without_lower()
+        edge = plan.sealed(n)
+        assert plan.candidates(n) == (0, edge)
+        for h, choice in enumerate(plan.step(q, keys, values)[1]):
+            head = plan.head(q[2 * h:2 * h + 2], keys[:, h], values[:, h])
+            damaged = head._replace(fine=np.full_like(head.fine, np.nan),
+                                    fine_values=np.full_like(head.fine_values, np.nan))
+            total = plan.log_normaliser(damaged)
+            assert np.array_equal(choice.fine, np.arange(edge, n))
+            weights = np.exp(head.scores - total[:, None]).max(axis=0) * n
+            assert np.array_equal(choice.strips, np.flatnonzero(weights.reshape(-1, 16).max(axis=1) >= 2))
+            assert 0 < len(choice.strips) < edge // 16
+            whole = core.output(core.merge(plan.partials(head, choice)))
+            assert np.isfinite(whole).all()
+            assert np.array_equal(core.output(core.merge(plan.partials(damaged, choice))), whole)
+            assert plan.bytes_read(choice, n, 64, 2) == (edge // 16 * (4 * 64 + 16 * 64 // 4) +
+                                                         len(choice.strips) * (64 + 4 * 64) + (n - edge) * 2 * 64 * 2)
+
+
+def test_without_lower_runs_in_full_no_strip_is_left_out(random: np.random.Generator):
+    q, keys, values = sample(int(random.integers(2**31)), prompt=300, kv_heads=1, group=2)
+    in_full = planes.Planes(min_tokens=len(keys) + 1).without_lower()
+    out, choices, _ = in_full.step(q, keys, values)
+    edge = in_full.sealed(len(keys))
+    assert np.array_equal(choices[0].strips, np.arange(edge // 16))
+    assert np.array_equal(choices[0].fine, np.arange(edge, len(keys)))
+    coarse = planes.Planes(fine_above=np.inf, skip_below=0, n_sink=0, n_recent=1, min_tokens=0)
+    assert np.array_equal(out, coarse.step(q, keys, values)[0])
+
+
 # ---- tests/golden ----
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: str(c["seed"]))

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keys and values in nested bits: everything is attended, what matters finely (docs/spec/planes.md)."""
+import copy
 import math
 from typing import NamedTuple
 
@@ -170,7 +171,13 @@ class Planes:
         self.keep, self.unit, self.share, self.fine_above = keep, unit, share, fine_above
         self.skip_below, self.run, self.n_sink, self.n_recent = skip_below, run, n_sink, n_recent
         self.sample = sample or (1 if fine_above is None else 16)
-        self.min_tokens = min_tokens
+        self.min_tokens, self.has_lower = min_tokens, True
+
+    def without_lower(self):
+        """The same until lower runs are here (rule 8)."""
+        coarse = copy.copy(self)
+        coarse.n_sink, coarse.n_recent, coarse.run, coarse.has_lower = 0, 1, 1, False
+        return coarse
 
     def sealed(self, n):
         """Tokens of sealed groups."""
@@ -218,7 +225,10 @@ class Planes:
         edge, (start, stop) = scores.shape[1], self.candidates(n)
         weights = np.exp(scores - log_normaliser[:, None])
         always = [np.arange(min(start, n)), np.arange(stop, n)]
-        if start >= stop or n < self.min_tokens:
+        in_full = start >= stop or n < self.min_tokens
+        if not self.has_lower:
+            chosen = np.arange(0)
+        elif in_full:
             chosen = np.arange(start, stop)
         elif self.fine_above is not None:
             chosen = start + np.flatnonzero((weights[:, start:stop] >= self.fine_above / n).any(axis=0))
@@ -228,7 +238,7 @@ class Planes:
             chosen = start + core.unit_tokens(core.top_k(mass, room // self.run), self.run, stop - start)
         fine = np.unique(np.concatenate([*always, chosen])).astype(np.int64)
         in_fine = np.isin(np.arange(edge), fine).reshape(-1, STRIP).any(axis=1)
-        low = (weights < self.skip_below / n).all(axis=0).reshape(-1, STRIP).all(axis=1)
+        low = (weights < (0 if in_full else self.skip_below / n)).all(axis=0).reshape(-1, STRIP).all(axis=1)
         return Choice(fine, np.flatnonzero(in_fine | ~low))
 
     def partials(self, head, choice):

@@ -15,8 +15,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/checksum.h"
 #include "proto/chunk_messages.h"
-#include "server/tier/checksum.h"
 
 namespace kvstrata {
 

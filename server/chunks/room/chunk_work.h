@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/checksum.h"
 #include "base/sync.h"
 #include "server/chunks/room/chunk.h"
-#include "server/tier/checksum.h"
 
 namespace kvstrata {
 

@@ -142,10 +142,12 @@ Page* PrefixLoads::TakeExtentPage(Opening* o, size_t i) {
 bool PrefixLoads::TakeExtent(Opening* o, size_t i, const LoadedValue& value) {
   const ArtefactRecord::Stored& extent = o->record->extents[i];
   if (value.size() != 1 || value.front().size() != AllocatedBytes(extent.bytes)) return false;
-  if (!VerifyExtent(extent, value.front(), o->model->desc.geometry).ok()) return false;
   Page* const page = o->upper ? o->later[i / 2] : TakeExtentPage(o, i);
   if (page == nullptr) return false;
-  if (!books_.memory.Write(*page, value.front().data()).ok()) return false;
+  const auto copy = [&, at = uint64_t{0}](std::span<const std::byte> piece) mutable {
+    return books_.memory.Write(*page, std::exchange(at, at + piece.size()), piece);
+  };
+  if (!CopyVerified(extent, value.front(), o->model->desc.geometry, copy).ok()) return false;
   o->extents.push_back({page, extent.bytes, extent.tokens, extent.checksum,
                         extents_.DescriptionFor(*page, value.front().first(extent.bytes))});
   return true;

@@ -102,8 +102,14 @@ Status PageMemory::Read(const Page& from, std::byte* to) const {
 }
 
 Status PageMemory::Write(const Page& to, const std::byte* from) const {
+  return Write(to, 0, {from, to.bytes});
+}
+
+Status PageMemory::Write(const Page& to, uint64_t at, std::span<const std::byte> from) const {
+  KVS_CHECK(at <= to.bytes && from.size() <= to.bytes - at);
+  if (from.empty()) return OkStatus();
   const PoolId pool = to.arena->pool;
-  const MemoryCopy copy{to.base(), from, {to.bytes, to.bytes, 1}};
+  const MemoryCopy copy{to.base() + at, from.data(), {from.size(), from.size(), 1}};
   return Noted(pool, pools_[pool.index()].memory->Copy({&copy, 1}));
 }
 

@@ -60,6 +60,8 @@ class PageMemory {
   // All of a page's bytes to or from memory of the daemon that is in no pool.
   Status Read(const Page& from, std::byte* to) const;
   Status Write(const Page& to, const std::byte* from) const;
+  // Some of its bytes, from `at` on.
+  Status Write(const Page& to, uint64_t at, std::span<const std::byte> from) const;
   // The first bytes of a page, and zeros behind them. `front`: memory of the host that has the
   // first of them instead. `of`: whose memory copies them, the page's own pool or that of a device,
   // which reaches its own memory too. REQUIRES: less than one granule is left.

@@ -143,20 +143,20 @@ PageKey ExtentKey(const PageKey& artefact, size_t i, const ArtefactRecord::Store
   return key;
 }
 
-Status VerifyExtent(const ArtefactRecord::Stored& stored, std::span<const std::byte> value,
-                    const Geometry& geometry) {
+Status CopyVerified(const ArtefactRecord::Stored& stored, std::span<const std::byte> value,
+                    const Geometry& geometry, const ExtentCopier& copy) {
   if (value.size() < stored.bytes) {
     return {Code::kDataLoss, "EXTENT_INVALID",
             "an extent of an artefact is shorter than its record"};
   }
   const ExtentView view{value.data(), static_cast<int64_t>(stored.bytes), stored.tokens};
   KVS_RETURN_IF_ERROR(CheckExtent(view, geometry, KindOf(view)));
-  const std::span<const std::byte> extent = value.first(stored.bytes);
-  KVS_RETURN_IF_ERROR(VerifyExtent(extent));
   ExtentHeader header;
-  std::memcpy(&header, extent.data(), sizeof(header));
-  if (header.checksum == stored.checksum) return OkStatus();
-  return {Code::kDataLoss, "EXTENT_CHECKSUM", "an extent of an artefact is not the record's"};
+  std::memcpy(&header, value.data(), sizeof(header));
+  if (header.checksum != stored.checksum) {
+    return {Code::kDataLoss, "EXTENT_CHECKSUM", "an extent of an artefact is not the record's"};
+  }
+  return CopyVerified(value, copy);
 }
 
 void ArtefactLedger::Forget(std::list<Entry>::iterator at) {

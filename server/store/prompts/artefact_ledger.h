@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "base/sync.h"
+#include "kernels/codec/extent_copy.h"
 #include "server/store/pages/artefacts.h"
 #include "server/store/prompts/held_prefix.h"
 
@@ -57,9 +58,10 @@ inline RawFree RawFreeOf(const ArtefactRecord& record) {
 // The key of extent number `i`.
 PageKey ExtentKey(const PageKey& artefact, size_t i, const ArtefactRecord::Stored& stored);
 
-// Whether `value`, as it came from the tier, is that extent: its header and every byte of it.
-Status VerifyExtent(const ArtefactRecord::Stored& stored, std::span<const std::byte> value,
-                    const Geometry& geometry);
+// Hands `value`, as it came from the tier, to `copy` piece by piece, and says whether it is that
+// extent: its header and every byte of it. What was copied counts only then.
+Status CopyVerified(const ArtefactRecord::Stored& stored, std::span<const std::byte> value,
+                    const Geometry& geometry, const ExtentCopier& copy);
 
 class ArtefactLedger {
  public:

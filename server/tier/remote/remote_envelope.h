@@ -14,7 +14,7 @@
 #include <span>
 #include <string_view>
 
-#include "server/tier/checksum.h"
+#include "base/checksum.h"
 #include "server/tier/remote/remote_secret.h"
 #include "server/tier/value_tier.h"
 

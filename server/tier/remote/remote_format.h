@@ -36,8 +36,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/checksum.h"
 #include "base/status.h"
-#include "server/tier/checksum.h"
 #include "server/tier/remote/hmac_key.h"
 #include "server/tier/remote/remote_secret.h"
 #include "server/tier/remote/remote_stripes.h"

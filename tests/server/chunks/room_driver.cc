@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "server/tier/checksum.h"
+#include "base/checksum.h"
 
 namespace kvstrata::testing {
 

@@ -13,7 +13,7 @@
 #include <span>
 #include <string_view>
 
-#include "server/tier/checksum.h"
+#include "base/checksum.h"
 
 namespace kvstrata::disk {
 
