@@ -3,7 +3,6 @@
 
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <sys/socket.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
 
@@ -32,7 +31,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kMaxAcceptsPerIteration = 16;
 constexpr int kMaxHandshakesPerUser = 64;
 constexpr uint64_t kDescriptorsOfSession = 5;
 
@@ -48,41 +46,25 @@ class Admission {
   // Has the loop told of new connections, unless it is. Accept stops that when the daemon is out of
   // descriptors or memory.
   void Listen() {
-    if (!listening_) Arm(true);
+    if (listening_) return;
+    listening_ = state_->events.Watch(listener_->fd(), EventPoll::kListener, 0, EPOLLIN);
   }
   void Accept() {
-    for (int i = 0; i < kMaxAcceptsPerIteration; ++i) {
-      UniqueFd socket(accept4(listener_->fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-      if (socket) {
-        AdmitSocket(std::move(socket));
-        continue;
-      }
-      if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-        // Spinning here would help nobody; the next tick tries again.
-        uint64_t suppressed = 0;
-        const int error = errno;
-        if (state_->MayLog(&suppressed)) {
-          LogEvent(LogLevel::kError, "accept_failed",
-                   {{"errno", error}, {"why", std::strerror(error)}, {"suppressed", suppressed}});
-        }
-        Arm(false);
-      }
-      return;
+    const int error =
+        listener_->Accept([this](UniqueFd socket) { AdmitSocket(std::move(socket)); });
+    if (error == 0) return;
+    uint64_t suppressed = 0;
+    if (state_->limiter.Allow(&suppressed)) {
+      LogEvent(LogLevel::kError, "accept_failed",
+               {{"errno", error}, {"why", std::strerror(error)}, {"suppressed", suppressed}});
     }
+    state_->events.Unwatch(listener_->fd());
+    listening_ = false;  // until the next tick
   }
   void Close() { listener_.reset(); }
 
  private:
-  void Arm(bool on) {
-    if (!on) {
-      state_->events.Unwatch(listener_->fd());
-      listening_ = false;
-    } else if (state_->events.Watch(listener_->fd(), EventPoll::kListener, 0, EPOLLIN)) {
-      listening_ = true;
-    }
-  }
   void AdmitSocket(UniqueFd socket) {
-    state_->counts.Count(AttachCounts::kAccepted);
     AttachConnection* const c =
         state_->connections.Add(PassedFd(std::move(socket), &state_->closer, kNoUser));
     c->deadline = Clock::now() + state_->hello_timeout.load();
@@ -151,7 +133,6 @@ class Housekeeping {
     const auto work = [this] {
       Survive("kvs-long", [this] {
         if (state_->store->inspection().Counters().retired_bytes != 0) {
-          state_->counts.Count(AttachCounts::kReclaims);
           state_->store->references().Reclaim();
         }
         state_->store->pins().ExpirePins();
@@ -282,9 +263,8 @@ void AttachServer::Loop::Stop() {
 AttachCounters AttachServer::Loop::counters() const {
   using enum AttachCounts::Counter;
   const auto at = [this](AttachCounts::Counter c) { return state_.counts.of(c); };
-  return {at(kAccepted),  at(kAttached), at(kPassed),   at(kRefused),
-          at(kTimedOut),  at(kDetached), at(kHungUp),   at(kDied),
-          at(kMalformed), at(kFrames),   at(kReclaims), state_.closer.counters()};
+  return {at(kAttached), at(kPassed), at(kRefused),   at(kTimedOut), at(kDetached),
+          at(kHungUp),   at(kDied),   at(kMalformed), at(kFrames),   state_.closer.counters()};
 }
 
 // --- the loop ------------------------------------------------------------------------------------
@@ -343,7 +323,7 @@ void AttachServer::Loop::OnRing(AttachConnection* c, RingSession::Outcome outcom
       return ends_.HangUp(c, c->ring->malformed());
     case RingSession::Outcome::kMalformed:
       state_.counts.Count(AttachCounts::kMalformed);
-      if (state_.MayLog(&suppressed)) {
+      if (state_.limiter.Allow(&suppressed)) {
         LogEvent(LogLevel::kWarn, "client_malformed",
                  {{"session", c->session},
                   {"pid", c->peer.pid},

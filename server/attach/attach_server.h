@@ -52,9 +52,9 @@ struct AttachOptions {
 
 // Since start. `reclaims` are passes of the housekeeping that called the store.
 struct AttachCounters {
-  uint64_t accepted = 0, attached = 0, passed = 0, refused = 0, timed_out = 0;
+  uint64_t attached = 0, passed = 0, refused = 0, timed_out = 0;
   uint64_t detached = 0, hung_up = 0, died = 0, malformed = 0;
-  uint64_t frames = 0, reclaims = 0;
+  uint64_t frames = 0;
   ClosingCounters closing;  // closing what clients passed
 };
 

@@ -107,7 +107,6 @@ class ConnectionTable {
 class AttachCounts {
  public:
   enum Counter {
-    kAccepted,
     kAttached,
     kPassed,
     kRefused,
@@ -117,7 +116,6 @@ class AttachCounts {
     kDied,
     kMalformed,
     kFrames,
-    kReclaims,
     kCounters
   };
   void Count(Counter c, uint64_t n = 1) { counts_[c].fetch_add(n, std::memory_order_relaxed); }
@@ -131,11 +129,6 @@ struct AttachState {
   AttachState(const AttachOptions& with, Store* of)
       : options(with), hello_timeout(with.hello_timeout), store(of), queue(with.threads) {}
 
-  // Whether a line about a client may be written now; how many were not since the last one.
-  bool MayLog(uint64_t* suppressed) {
-    const auto now = std::chrono::steady_clock::now().time_since_epoch();
-    return limiter.Allow(std::chrono::duration_cast<std::chrono::seconds>(now).count(), suppressed);
-  }
   bool WatchSocket(const AttachConnection* c) {
     return events.Watch(c->socket.get(), EventPoll::kSocket, c->number, EPOLLIN | EPOLLRDHUP);
   }
@@ -153,7 +146,7 @@ struct AttachState {
   DescriptorCloser closer;
   FairQueue queue;
   ConnectionTable connections;
-  LogLimiter limiter{kLogLinesPerSecond};
+  LogLimiter limiter{kLogLinesPerSecond};  // lines about clients
 };
 
 }  // namespace kvstrata

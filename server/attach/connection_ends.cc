@@ -40,7 +40,7 @@ void ConnectionEnds::Refuse(AttachConnection* c, const Status& why) {
   state_->counts.Count(AttachCounts::kRefused);
   CountRefusal(why.reason());
   uint64_t suppressed = 0;
-  if (state_->MayLog(&suppressed)) {
+  if (state_->limiter.Allow(&suppressed)) {
     LogEvent(LogLevel::kWarn, "attach_refused",
              {{"reason", why.reason()},
               {"pid", c->peer.pid},

@@ -2,11 +2,9 @@
 #include "server/chunks/chunk_door.h"
 
 #include <poll.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cstring>
 
 #include "base/check.h"
@@ -15,7 +13,6 @@
 namespace kvstrata {
 namespace {
 
-constexpr int kAcceptsPerIteration = 16;
 constexpr uint64_t kDescriptorsOfConnection = 2;  // its socket, and the process's pidfd
 constexpr uint32_t kNoUser = ~uint32_t{0};
 constexpr uint32_t kFirstUnnumbered = 1u << 31;                 // the kernel's numbers are smaller
@@ -69,24 +66,14 @@ void ChunkDoor::Arm(bool on) {
 }
 
 void ChunkDoor::Accept() {
-  for (int i = 0; i < kAcceptsPerIteration; ++i) {
-    UniqueFd socket(accept4(listener_->fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (socket) {
-      Admit(std::move(socket));
-      continue;
-    }
-    if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-      // Spinning here would help nobody; the next tick tries again.
-      uint64_t suppressed = 0;
-      const int error = errno;
-      if (log_.Allow(&suppressed)) {
-        LogEvent(LogLevel::kError, "accept_failed",
-                 {{"errno", error}, {"why", std::strerror(error)}, {"suppressed", suppressed}});
-      }
-      Arm(false);
-    }
-    return;
+  const int error = listener_->Accept([this](UniqueFd socket) { Admit(std::move(socket)); });
+  if (error == 0) return;
+  uint64_t suppressed = 0;
+  if (log_.Allow(&suppressed)) {
+    LogEvent(LogLevel::kError, "accept_failed",
+             {{"errno", error}, {"why", std::strerror(error)}, {"suppressed", suppressed}});
   }
+  Arm(false);  // until the next tick
 }
 
 void ChunkDoor::Admit(UniqueFd socket) {

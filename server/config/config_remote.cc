@@ -206,6 +206,14 @@ Status ApplyTenantKey(std::string_view key, std::string_view value, std::string_
                          at + " = '" + std::string(value) + "'; allowed: " + allowed);
 }
 
+std::string RemoteEngineKeys() {
+  std::string keys;
+  for (const RemoteEngineRow* const engine : kRemoteEngines) {
+    keys += std::string(keys.empty() ? "remote." : " or remote.") + std::string(engine->name);
+  }
+  return keys;
+}
+
 const RemoteEngineRow& RemoteEngineOf(const RemoteConfig& config) {
   const std::string_view name = config.servers.begin()->first;
   const auto row = std::ranges::find(kRemoteEngines, name, &RemoteEngineRow::name);

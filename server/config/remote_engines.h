@@ -49,6 +49,9 @@ bool TakeServers(std::string_view engine, std::string_view servers, Config* c);
 // HOST:PORT with its port: what others are told is what is written.
 bool IsNodeAddress(std::string_view text);
 
+// "remote.redis or remote.mooncake": the keys of which one makes a remote tier.
+std::string RemoteEngineKeys();
+
 // The one that has servers. REQUIRES: config.on(), and CheckRemoteEngine found no second one.
 const RemoteEngineRow& RemoteEngineOf(const RemoteConfig& config);
 

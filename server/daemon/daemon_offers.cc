@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "server/config/pool_memory.h"
+#include "server/config/remote_engines.h"
 #include "server/daemon/daemon_parts.h"
 #include "server/sockets/unix_listener.h"
 #include "server/tier/remote/remote_secret.h"
@@ -69,6 +70,7 @@ GrpcOptions Daemon::Parts::Offers() {
   options.chunks = [this] { return mapped.chunks->Numbers(); };
   options.engine_recalls = [this] { return mapped.recalls.Engines(); };
   if (tiers.local != nullptr) tiers.local->Offer(&options);
+  options.remote_keys = RemoteEngineKeys();
   if (tiers.remote != nullptr) tiers.remote->Offer(&options);
   OfferConfig(&running.reload, &options);
   options.metrics = [this] {

@@ -35,12 +35,7 @@ UnaryReactor* ClusterService::LookupCluster(CallContext* call,
   const Status admin = context_->CheckAdmin();
   if (!admin.ok()) return ServiceContext::Answer(call, admin);
   const auto& lookup = context_->options().lookup_cluster;
-  if (!lookup) {
-    return ServiceContext::Answer(
-        call, NotFound("TIER_UNKNOWN",
-                       "the daemon has no remote tier, which tells of other nodes: "
-                       "neither remote.redis nor remote.mooncake is set"));
-  }
+  if (!lookup) return ServiceContext::Answer(call, context_->NoRemote());
   if (context_->stopping()) return ServiceContext::Answer(call, ServiceContext::Stopping());
   UnaryReactor* reactor = context_->NewCall();
   const auto finish = std::make_shared<Finish>(reactor);

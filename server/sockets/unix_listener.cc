@@ -9,6 +9,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #ifndef SO_PASSRIGHTS
 #define SO_PASSRIGHTS 83  // Linux 6.16; newer than Debian 12's headers
@@ -18,6 +19,7 @@ namespace kvstrata {
 namespace {
 
 constexpr int kBacklog = 256;
+constexpr int kMostAccepts = 16;
 constexpr mode_t kSocketMode = 0660;
 
 std::string DirectoryOf(const std::string& path) {
@@ -277,6 +279,18 @@ Result<std::unique_ptr<UnixListener>> UnixListener::Listen(const std::string& pa
 Status UnixListener::StartListening() {
   if (listen(fd_.get(), kBacklog) == 0) return OkStatus();
   return SystemError("cannot listen at", path_, errno);
+}
+
+int UnixListener::Accept(const std::function<void(UniqueFd)>& admit) const {
+  for (int i = 0; i < kMostAccepts; ++i) {
+    UniqueFd socket(accept4(fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!socket) {
+      const bool out = errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
+      return out ? errno : 0;
+    }
+    admit(std::move(socket));
+  }
+  return 0;
 }
 
 UnixListener::~UnixListener() {

@@ -17,6 +17,7 @@
 
 #include <sys/types.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -69,6 +70,11 @@ class UnixListener {
                                                       int64_t group);
   Status StartListening();
   ~UnixListener();
+
+  // Hands up to 16 connections that wait to `admit`, non-blocking and close-on-exec. Returns errno
+  // where the process has no descriptor or memory for the next one, else 0. Whoever polls fd()
+  // leaves it alone then for a while: it stays readable.
+  int Accept(const std::function<void(UniqueFd)>& admit) const;
 
   int fd() const { return fd_.get(); }  // non-blocking, close-on-exec
   const std::string& path() const { return path_; }

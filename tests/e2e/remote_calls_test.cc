@@ -190,8 +190,9 @@ TEST_F(RemoteCallsTest, TheyAreRefusedWithoutARemoteTierOrAWholePage) {
   v1::ProbeRemoteResponse probed;
   v1::PurgeRemoteResponse purged;
   Operator admin(alone.socket());
-  EXPECT_EQ(admin.Ask(&v1::Admin::Stub::ProbeRemote, v1::ProbeRemoteRequest(), &probed).reason(),
-            "TIER_UNKNOWN");
+  const Status probe = admin.Ask(&v1::Admin::Stub::ProbeRemote, v1::ProbeRemoteRequest(), &probed);
+  EXPECT_EQ(probe.reason(), "TIER_UNKNOWN");
+  EXPECT_NE(probe.message().find("set remote.redis or remote.mooncake"), std::string::npos);
   EXPECT_EQ(admin.Ask(&v1::Admin::Stub::PurgeRemote, v1::PurgeRemoteRequest(), &purged).reason(),
             "TIER_UNKNOWN");
   const auto node = Node();

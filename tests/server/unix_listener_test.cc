@@ -5,10 +5,13 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <atomic>
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
+#include <vector>
 
 #include "tests/server/attach_client.h"
 
@@ -60,6 +63,26 @@ TEST_F(PathTest, ModeIsExactWhateverTheUmask) {
     EXPECT_EQ(ModeOf(path_), mode_t{0660}) << mask;
   }
   EXPECT_FALSE(std::filesystem::exists(path_)) << "unlinked with its listener";
+}
+
+TEST_F(PathTest, AcceptSaysThatDescriptorsRanOut) {
+  const auto listener = UnixListener::Listen(path_, SOCK_SEQPACKET, -1);
+  ASSERT_TRUE(listener.ok()) << listener.status().ToString();
+  const UniqueFd clients[] = {Dial(path_), Dial(path_)};
+  std::vector<UniqueFd> admitted;
+  const auto accept = [&] {
+    return (*listener)->Accept([&](UniqueFd socket) { admitted.push_back(std::move(socket)); });
+  };
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit few{static_cast<rlim_t>(clients[1].get()) + 2, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+  const int error = accept();
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_EQ(error, EMFILE);
+  EXPECT_EQ(admitted.size(), 1u);
+  EXPECT_EQ(accept(), 0);
+  EXPECT_EQ(admitted.size(), 2u);
 }
 
 TEST_F(PathTest, ItsGroupIsTheOneThatIsTold) {

@@ -4,7 +4,7 @@
 say, with its class; of the calls of "The way of a page" also that each calls the next one.
 
 A walk is a numbered list below a heading of the third level. Each of its items is one function:
-1. `Class::Function` (`path/of/its.cc`): a clause. A walk of "Three walks" has at most ten.
+1. `Class::Function` (`path/of/its.cc`): a clause. A walk of "Four walks" has at most ten.
 
 In "The way of a page" the function before an item calls it, unless the item says who does. It says
 so between file and colon:
@@ -37,8 +37,8 @@ ITEM = re.compile(r"^\d+\. (.+)$", re.MULTILINE)
 FUNCTION = re.compile(r"^`([\w:~]+)` \(`([\w./-]+)`\)([^:]*(?:::[^:]*)*): \S")
 MARK = re.compile(r"(?:, by (?P<by>\d+))?(?:, out of `(?P<table>[\w:]+)` \(`(?P<file>[\w./-]+)`\))?"
                   r"(?:, in `(?P<thread>[\w-]+)`(?: by `(?P<put>\w+)`(?: and `(?P<take>\w+)`)?)?)?")
-SHORT, WAYS = "Three walks", "The way of a page"
-WALKS = 3
+SHORT, WAYS = "Four walks", "The way of a page"
+WALKS = 4
 MOST = 10
 MOST_CALLS = 18
 NO_CODE = re.compile(r'//[^\n]*|"(?:\\.|[^"\\\n])*"')

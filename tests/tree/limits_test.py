@@ -147,20 +147,20 @@ class Limits(Tree):
 
 
 class Walks(Tree):
-    """Three walks through one file; a test breaks one."""
+    """Four walks through one file; a test breaks one."""
 
     def setUp(self):
         super().setUp()
         self.write("base/b.cc", "namespace n {\nvoid A::F() {}\nvoid G() {}\n}\n")
 
-    def run_walks(self, *items, walks=3):
+    def run_walks(self, *items, walks=4):
         one = "1. `A::F` (`base/b.cc`): first.\n2. `G` (`base/b.cc`): then.\n"
         lists = ["".join(f"1. {i}\n" for i in items) or one] + [one] * (walks - 1)
-        self.write("docs/design.md", "# T\n\n## Three walks\n\n" + "".join(
+        self.write("docs/design.md", "# T\n\n## Four walks\n\n" + "".join(
             f"### Walk {i}\n\n{text}\n" for i, text in enumerate(lists)) + "## Next\n\n1. Not of a walk.\n")
         return self.run_check(check_walks)
 
-    def assert_breaks(self, text, *items, walks=3):
+    def assert_breaks(self, text, *items, walks=4):
         code, out = self.run_walks(*items, walks=walks)
         self.assertEqual(code, 1, out)
         self.assertIn(text, out)
@@ -168,7 +168,7 @@ class Walks(Tree):
 
     def test_walks_of_functions_that_exist_pass(self):
         code, out = self.run_walks()
-        self.assertEqual((code, out), (0, "6 functions, 0 failed\n"))
+        self.assertEqual((code, out), (0, "8 functions, 0 failed\n"))
         self.assertEqual(self.run_walks(*["`G` (`base/b.cc`): a clause."] * 10)[0], 0)
 
     def test_a_function_that_does_not_exist(self):
@@ -195,11 +195,11 @@ class Walks(Tree):
         self.assert_breaks("Walk 0: 11 functions", *["`G` (`base/b.cc`): a clause."] * 11)
 
     def test_a_walk_that_is_missing(self):
-        self.assert_breaks("2 walks in the section", walks=2)
+        self.assert_breaks("3 walks in the section", walks=3)
 
 
 class Ways(Tree):
-    """One way of calls beside the three walks; a test breaks one call."""
+    """One way of calls beside the four walks; a test breaks one call."""
 
     SOURCE = ("void Q::Put() { queue_.push(1); }\n"
               "void First() { q->Put(); }\n"
@@ -224,9 +224,9 @@ class Ways(Tree):
                    "Handler HandlerOf(int n) { return kHandlers[n]; }\n")
 
     def run_way(self, items, figures="6 calls, 1 thread"):
-        walks = "".join(f"### Walk {i}\n\n1. `First` (`base/b.cc`): puts.\n" for i in range(3))
+        walks = "".join(f"### Walk {i}\n\n1. `First` (`base/b.cc`): puts.\n" for i in range(4))
         way = "".join(f"{n}. {item}\n" for n, item in enumerate(items, 1))
-        self.write("docs/design.md", f"# T\n\n## Three walks\n\n{walks}\n## The way of a page\n\n"
+        self.write("docs/design.md", f"# T\n\n## Four walks\n\n{walks}\n## The way of a page\n\n"
                    f"### To disk: {figures}\n\n{way}\n## Threads\n\n| daemon | `kvs-one`, a loop |\n")
         return self.run_check(check_walks)
 
@@ -240,7 +240,7 @@ class Ways(Tree):
 
     def test_a_way_of_calls_passes(self):
         code, out = self.run_way(self.ITEMS)
-        self.assertEqual((code, out), (0, "10 functions, 0 failed\n"))
+        self.assertEqual((code, out), (0, "11 functions, 0 failed\n"))
 
     def test_a_call_that_is_not_made(self):
         self.write("base/b.cc", self.SOURCE.replace("Handle(); Other", "Other"))

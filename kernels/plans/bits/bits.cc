@@ -8,6 +8,7 @@
 #include <numeric>
 #include <string>
 
+#include "base/check.h"
 #include "kernels/ops/take/take.h"
 #include "kernels/plan/plan_rows.h"
 #include "kernels/select/selector_rows.h"
@@ -83,8 +84,10 @@ class BitsSelector final : public Selector {
     return {context, layer, q, range, std::clamp(sealed, range.begin, range.end)};
   }
 
+  // REQUIRES: there are candidates.
   static int32_t HeadsAtOnce(const Geometry& g, Run range) {
     const int64_t own = int64_t{g.group()} * (range.end - range.begin);
+    KVS_CHECK(own > 0);
     return static_cast<int32_t>(std::clamp<int64_t>(kLogits / own, 1, g.kv_heads));
   }
 

@@ -35,7 +35,7 @@
 // is refreshed from its view before Begin, and what it points into outlives the step on the GPU.
 //
 // Selector vote: whether a cached selection is used is the GPU's decision (ops/reuse), so that a
-// graph serves hits and misses. The cache goes with the sequence's state (cuda_vote_cache.h).
+// graph serves hits and misses. The cache goes with the sequence's state (cuda_vote.cc).
 //
 // A state may be cloned while its step is open or under way, after AwaitBegin: what kernels keep of
 // a step counts only in steps of more tokens. A clone in an open step is of what was committed

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Redis or Valkey as the engine of the remote tier.
 #include <algorithm>
-#include <ranges>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -19,8 +20,10 @@ constexpr size_t kMostServers = 64;
 // "HOST:PORT[,HOST:PORT...]"
 std::vector<std::string> ServersIn(std::string_view text) {
   std::vector<std::string> servers;
-  for (const auto part : std::views::split(text, ','))
-    servers.emplace_back(part.begin(), part.end());
+  for (size_t begin = 0, end; begin <= text.size(); begin = end + 1) {
+    end = std::min(text.find(',', begin), text.size());
+    servers.emplace_back(text.substr(begin, end - begin));
+  }
   return servers;
 }
 

@@ -22,11 +22,6 @@ std::chrono::steady_clock::time_point DeadlineOf(uint64_t timeout_us) {
   return std::chrono::steady_clock::now() + (timeout_us == 0 ? kUsualTimeout : timeout);
 }
 
-Status NoRemote() {
-  return NotFound("TIER_UNKNOWN",
-                  "the daemon has no remote tier: neither remote.redis nor remote.mooncake is set");
-}
-
 Result<PromptValues> ValuesOf(ServiceContext* context, const v1::RemotePrompt& prompt) {
   const std::string& tenant = prompt.tenant().empty() ? context->user().tenant : prompt.tenant();
   constexpr std::string_view kCluster = "cluster:";
@@ -73,7 +68,7 @@ UnaryReactor* AdminService::ProbeRemote(CallContext* call, const v1::ProbeRemote
                                         v1::ProbeRemoteResponse* response) {
   return context_->AsAdminInQueue(call, [this, request, response]() -> Status {
     const GrpcOptions& options = context_->options();
-    if (!options.probe_remote) return NoRemote();
+    if (!options.probe_remote) return context_->NoRemote();
     PromptValues values;
     if (request->has_prompt()) {
       KVS_ASSIGN_OR_RETURN(values, ValuesOf(context_, request->prompt()));
@@ -89,7 +84,7 @@ UnaryReactor* AdminService::PurgeRemote(CallContext* call, const v1::PurgeRemote
                                         v1::PurgeRemoteResponse* response) {
   return context_->AsAdminInQueue(call, [this, request, response]() -> Status {
     const GrpcOptions& options = context_->options();
-    if (!options.purge_remote) return NoRemote();
+    if (!options.purge_remote) return context_->NoRemote();
     KVS_ASSIGN_OR_RETURN(const PromptValues values, ValuesOf(context_, request->prompt()));
     const RemotePurgeInfo purge = options.purge_remote(values, DeadlineOf(request->timeout_us()));
     response->set_values(values.keys.size());

@@ -166,6 +166,7 @@ struct GrpcOptions {
   std::function<std::vector<EngineRecall>()> engine_recalls;  // the same
   std::function<DiskInfo()> disk;                             // any thread; null: there is none
   std::function<RemoteInfo()> remote;                         // the same
+  std::string remote_keys;  // "remote.redis or ...": which one may set for a remote tier
   // Both wait for servers, until the deadline; any thread; null with `remote`.
   std::function<RemoteProbeInfo(const PromptValues&, std::chrono::steady_clock::time_point)>
       probe_remote;

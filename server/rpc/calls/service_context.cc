@@ -43,6 +43,11 @@ Status ServiceContext::NoDisk() {
   return NotFound("TIER_UNKNOWN", "the daemon has no disk tier: disk.path is not set");
 }
 
+Status ServiceContext::NoRemote() const {
+  return NotFound("TIER_UNKNOWN",
+                  "the daemon has no remote tier, which nodes share: set " + options_.remote_keys);
+}
+
 Status ServiceContext::NoMemory() {
   return ResourceExhausted(
       "MEMORY",

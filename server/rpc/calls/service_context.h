@@ -109,8 +109,9 @@ class ServiceContext {
 
   // OK, or PERMISSION_DENIED ADMIN_ONLY.
   Status CheckAdmin() const;
-  // NOT_FOUND TIER_UNKNOWN.
+  // Both: NOT_FOUND TIER_UNKNOWN.
   static Status NoDisk();
+  Status NoRemote() const;
 
   void AddSession(std::shared_ptr<RemoteSession> session) KVS_EXCLUDES(mu_);
   bool HasSessions() const KVS_EXCLUDES(mu_);

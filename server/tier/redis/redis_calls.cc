@@ -32,14 +32,6 @@ void RedisCallEnd::Settled(size_t requests) {
   parts_->ended.notify_all();
 }
 
-void CountFailure(RedisTierParts* parts, const Status& status) {
-  MutexLock lock(parts->mu);
-  RedisTierCounters& counters = parts->counters;
-  counters.damaged += status.code() == Code::kDataLoss;
-  counters.late += status.code() == Code::kDeadlineExceeded;
-  counters.refused += status.code() == Code::kUnavailable;
-}
-
 std::unique_ptr<RedisOp> NewRedisOp(Lane lane, std::string_view name, const TierCall& call,
                                     RedisRequest request) {
   auto op = std::make_unique<RedisOp>();

@@ -41,7 +41,7 @@ struct RedisTierParts {
 
   Mutex mu;
   std::condition_variable ended;
-  RedisTierCounters counters KVS_GUARDED_BY(mu);
+  TierStats counted KVS_GUARDED_BY(mu);   // puts, hits, misses, damaged; a failure is no miss
   uint64_t calls KVS_GUARDED_BY(mu) = 0;  // that have not ended
 };
 using RedisParts = std::shared_ptr<RedisTierParts>;
@@ -68,8 +68,6 @@ class RedisCallEnd {
 };
 using RedisEnd = std::shared_ptr<RedisCallEnd>;
 
-// Counts how a request ended that is not OK.
-void CountFailure(RedisTierParts* parts, const Status& status);
 // An op on the key of that name, with the call's deadline and cancel.
 std::unique_ptr<redis::RedisOp> NewRedisOp(redis::Lane lane, std::string_view name,
                                            const TierCall& call, redis::RedisRequest request);
@@ -87,11 +85,11 @@ std::unique_ptr<redis::RedisOp> NewUnlink(const RedisTierParts& parts, std::stri
 
 // All end with `why`.
 template <typename Request>
-void RefuseAll(RedisTierParts* parts, std::span<Request> requests, const Status& why) {
-  for (Request& request : requests) CountFailure(parts, request.status = why);
+void RefuseAll(std::span<Request> requests, const Status& why) {
+  for (Request& request : requests) request.status = why;
 }
 
-inline void RefuseAll(RedisTierParts*, TierWalk* walk, const Status& why) { walk->status = why; }
+inline void RefuseAll(TierWalk* walk, const Status& why) { walk->status = why; }
 
 // Has a thread for such calls make the call, which waits for its ops.
 template <typename Requests>
@@ -103,9 +101,7 @@ void MakeLater(const RedisParts& parts, RedisValueTier* tier, Requests requests,
     terms.done = [] {};  // the queue calls it
     (tier->*make)(requests, std::move(terms));
   };
-  const auto refuse = [parts, requests](const Status& why) {
-    RefuseAll(parts.get(), requests, why);
-  };
+  const auto refuse = [requests](const Status& why) { RefuseAll(requests, why); };
   parts->threads->calls().Add(
       0, {{end->terms().deadline, end->terms().cancel, [end] { end->Settled(); }}, run, refuse});
 }

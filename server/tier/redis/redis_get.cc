@@ -91,22 +91,17 @@ class RedisRead : public std::enable_shared_from_this<RedisRead> {
   void Check() {
     get_.status = Open();
     const Status& status = get_.status;
-    if (status.ok()) {
-      const ValueSizes sizes = ValueSizes::Of(get_.buffers);
-      parts_->known.Saw(get_.key, sizes);
+    const bool missed = status.code() == Code::kNotFound;
+    const bool damaged = status.code() == Code::kDataLoss;
+    if (status.ok()) parts_->known.Saw(get_.key, ValueSizes::Of(get_.buffers));
+    if (missed || damaged) parts_->known.Lost(get_.key);
+    {
       MutexLock lock(parts_->mu);
-      ++parts_->counters.gets;
-      ++parts_->counters.hits;
-      parts_->counters.get_bytes += remote::BytesOf(sizes.all());
-    } else {
-      CountFailure(parts_.get(), status);
-      const bool gone = status.code() == Code::kNotFound || status.code() == Code::kDataLoss;
-      if (gone) parts_->known.Lost(get_.key);
-      MutexLock lock(parts_->mu);
-      ++parts_->counters.gets;
-      parts_->counters.misses += status.code() == Code::kNotFound;
+      parts_->counted.hits += status.ok();
+      parts_->counted.misses += missed;
+      parts_->counted.damaged += damaged;
     }
-    if (status.code() != Code::kDataLoss) return end_->Settled();
+    if (!damaged) return end_->Settled();
     auto unlink =
         NewUnlink(*parts_, get_.key, get_.place, value_.stripes(), end_->terms().deadline);
     unlink->done = [self = shared_from_this()](const RedisOp&) {
@@ -139,7 +134,6 @@ void RedisValueTier::Get(std::span<TierGet> gets, TierCall call) {
         continue;
       }
     }
-    CountFailure(parts_.get(), get.status);
     ++refused;
   }
   parts_->threads->Later([end, refused] { end->Settled(refused); });

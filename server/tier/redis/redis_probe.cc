@@ -89,21 +89,14 @@ class RedisProbes : public std::enable_shared_from_this<RedisProbes> {
       second_ = true;
       return Ask(again);
     }
-    uint64_t found = 0;
     for (size_t i = 0; i < probes_.size(); ++i) {
       const auto head = HeadOf(parts_->format, probes_[i].key, replies_[i]);
       probes_[i].sizes = head ? head->sizes : ValueSizes();
       if (head) parts_->known.Saw(probes_[i].key, head->sizes);
-      found += head.has_value();
       if (!head && IsValue(replies_[i])) {
         parts_->threads->client().NoteDamaged(servers_[i], Lane::kProbe);
       }
       replies_[i] = {};
-    }
-    {
-      MutexLock lock(parts_->mu);
-      parts_->counters.probed += probes_.size();
-      parts_->counters.found += found;
     }
     end_->Settled();
   }
@@ -140,9 +133,6 @@ void ForgetHere(RedisTierParts* parts, std::span<TierForget> keys, const TierCal
     });
   }
   while (!ops.empty()) ops.Handle(true);
-  for (const TierForget& forget : keys) {
-    if (!forget.status.ok()) CountFailure(parts, forget.status);
-  }
 }
 
 }  // namespace
@@ -159,7 +149,7 @@ void RedisValueTier::Probe(std::span<TierProbe> probes, TierCall call) {
 void RedisValueTier::Forget(std::span<TierForget> keys, TierCall call) {
   if (!call.waits) return MakeLater(parts_, this, keys, std::move(call), &RedisValueTier::Forget);
   if (const Status why = WhyNotNow(call); !why.ok()) {
-    RefuseAll(parts_.get(), keys, why);
+    RefuseAll(keys, why);
   } else {
     ForgetHere(parts_.get(), keys, call);
   }

@@ -180,11 +180,7 @@ void RedisPuts::Sent(const WritePtr& write, uint64_t bytes, const RedisOp& op) {
 }
 
 void RedisPuts::End(const Write& write) {
-  if (write.status.ok()) {
-    parts_.known.Saw(puts_[write.put].key, write.value.sizes);
-    MutexLock lock(parts_.mu);
-    parts_.counters.put_bytes += write.value.bytes;
-  }
+  if (write.status.ok()) parts_.known.Saw(puts_[write.put].key, write.value.sizes);
   Settle(write.put, Noted(write.put, write.status));
 }
 
@@ -198,12 +194,11 @@ Status RedisPuts::Noted(size_t i, const Status& status) const {
 }
 
 void RedisPuts::Settle(size_t i, const Status& status) {
-  if (!status.ok()) CountFailure(&parts_, status);
   puts_[i].status = status;
   for (auto [it, end] = later_.equal_range(i); it != end; ++it) puts_[it->second].status = status;
   if (!status.ok()) return;
   MutexLock lock(parts_.mu);
-  ++parts_.counters.puts;
+  ++parts_.counted.puts;
 }
 
 }  // namespace
@@ -211,7 +206,7 @@ void RedisPuts::Settle(size_t i, const Status& status) {
 void RedisValueTier::Put(std::span<TierPut> puts, TierCall call) {
   if (!call.waits) return MakeLater(parts_, this, puts, std::move(call), &RedisValueTier::Put);
   if (const Status why = WhyNotNow(call); !why.ok()) {
-    RefuseAll(parts_.get(), puts, why);
+    RefuseAll(puts, why);
   } else {
     RedisPuts(parts_.get(), puts, call).Run();
   }

@@ -74,23 +74,17 @@ RedisValueTier::~RedisValueTier() {
   }();
 }
 
-std::unique_ptr<RedisValueTier> RedisValueTier::Another(remote::RemoteFormat format) const {
-  return std::unique_ptr<RedisValueTier>(new RedisValueTier(
-      std::make_shared<RedisTierParts>(parts_->threads, parts_->options, std::move(format))));
-}
-
 TierStats RedisValueTier::Stats() const {
   const RedisMemory memory = parts_->threads->survey().total();
-  const RedisTierCounters counters = Counters();
   TierStats stats;
+  {
+    MutexLock lock(parts_->mu);
+    stats = parts_->counted;
+  }
   stats.capacity_bytes = memory.capacity_bytes;
   stats.used_bytes = memory.used_bytes;
   stats.entries = memory.entries;
   stats.evicted = memory.evicted;
-  stats.puts = counters.puts;
-  stats.hits = counters.hits;
-  stats.misses = counters.misses;
-  stats.damaged = counters.damaged;
   stats.illness = parts_->threads->client().Illness();
   if (stats.illness.empty()) stats.illness = WritesIllness();
   return stats;
@@ -107,17 +101,10 @@ std::string RedisValueTier::WritesIllness() const {
   return parts_->writes.Illness(counts, std::chrono::steady_clock::now());
 }
 
-RedisTierCounters RedisValueTier::Counters() const {
-  MutexLock lock(parts_->mu);
-  return parts_->counters;
-}
-
 std::vector<redis::RedisServerStats> RedisValueTier::Servers() const {
   return parts_->threads->client().Servers();
 }
 
 std::shared_ptr<RedisThreads> RedisValueTier::threads() const { return parts_->threads; }
-
-uint64_t RedisValueTier::surveys() const { return parts_->threads->survey().ended(); }
 
 }  // namespace kvstrata

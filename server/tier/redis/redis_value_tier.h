@@ -10,12 +10,11 @@
 //   Put     what is there with its length is not sent again. `durable` adds nothing: servers keep
 //           values in memory. With a full server that evicts nothing: RESOURCE_EXHAUSTED
 //           REDIS_FULL.
-//   Walk    one master after the other; servers that do not answer are left out. While slots move
-//   or
-//           a server takes over, values may be missed.
+//   Walk    one master after the other; servers that do not answer are left out. Values may be
+//           missed while slots move or a server takes over.
 // Every command counts as a use for the servers' eviction, TierGet::inspects or not.
 //
-// Tenants: a tier is one tenant's, by its format; tiers of several share connections and threads.
+// Tenants: a tier is one tenant's, by its format.
 // Ownership: as ValueTier. Since a late call closes its connection, buffers are free when it ends.
 // Threads: a caller who waits for a Put, Forget or Walk carries it out, and moves the bytes unless
 // other calls are under way. "kvs-redis-io" moves all others, and "kvs-redis" check them, call
@@ -62,14 +61,6 @@ struct RedisTierOptions {
 class RedisThreads;
 struct RedisTierParts;
 
-// How requests ended, by tenant; since start.
-struct RedisTierCounters {
-  uint64_t gets = 0, hits = 0, misses = 0;  // a failure is no miss here
-  uint64_t puts = 0, put_already = 0, put_bytes = 0, get_bytes = 0;
-  uint64_t probed = 0, found = 0;
-  uint64_t damaged = 0, late = 0, refused = 0;  // DATA_LOSS; DEADLINE_EXCEEDED; UNAVAILABLE
-};
-
 // What a server says to a PING.
 struct RedisPing {
   redis::RedisAddress server;
@@ -90,9 +81,6 @@ class RedisValueTier final : public ValueTier {
   // Ends what it holds.
   ~RedisValueTier() override;
 
-  // Another tenant's, with the same servers. Outlives this one or not.
-  std::unique_ptr<RedisValueTier> Another(remote::RemoteFormat format) const;
-
   void Probe(std::span<TierProbe> probes, TierCall call) override;
   void Get(std::span<TierGet> gets, TierCall call) override;
   void Put(std::span<TierPut> puts, TierCall call) override;
@@ -101,15 +89,12 @@ class RedisValueTier final : public ValueTier {
   // Capacity, use, entries and evictions are those of all masters as of the last survey.
   TierStats Stats() const override;
 
-  RedisTierCounters Counters() const;
   std::vector<redis::RedisServerStats> Servers() const;
   // redis_ping.cc. All servers at once, those with an open breaker too; waits until the deadline at
   // most, of which half for the servers to tell of each other. Not in a thread of the tier's.
   std::vector<RedisPing> PingAndWait(Deadline deadline);
   // The master that a value belongs to, "host:port"; "": not known.
   std::string ServerOf(std::string_view key, std::string_view place) const;
-  // How many surveys have ended.
-  uint64_t surveys() const;
   // Its client and threads, for others who Join them.
   std::shared_ptr<RedisThreads> threads() const;
 

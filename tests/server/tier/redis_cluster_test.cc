@@ -119,7 +119,8 @@ TEST_F(RedisCluster, ValuesAreOnAllShardsAndAProbeFindsThem) {
 TEST_F(RedisCluster, ValuesOfSeveralStripesSealedOrNot) {
   Begin({.masters = 3, .cluster = true});
   const std::vector<uint64_t> sizes = {5 << 20, 100, 6 << 20};
-  const auto sealed = tier_->Another(TestFormat("other", remote::Seal::kGcm));
+  const auto sealed =
+      OpenTier({.servers = servers_->addresses()}, TestFormat("other", remote::Seal::kGcm));
   for (ValueTier* const tier :
        {static_cast<ValueTier*>(tier_.get()), static_cast<ValueTier*>(sealed.get())}) {
     TierPut put = PutOf("large", ValueOf("large", 0, sizes));
@@ -400,7 +401,7 @@ TEST_F(RedisCluster, AWrongPasswordIsAnIllnessAndNoHit) {
 TEST_F(RedisCluster, AnotherTenantFindsNothing) {
   Begin({});
   EXPECT_EQ(PutAll(5), (Ends{{"OK", 5}}));
-  tier_ = tier_->Another(TestFormat("other"));
+  tier_ = OpenTier({.servers = servers_->addresses()}, TestFormat("other"));
   EXPECT_EQ(GetAll(5), (Ends{{"REDIS_MISS", 5}}));
 }
 

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "base/check.h"
+#include "server/tier/redis/redis_threads.h"
 #include "server/tier/redis/redis_value_tier.h"
 
 namespace kvstrata {
@@ -23,7 +24,8 @@ inline remote::RemoteFormat TestFormat(const std::string& tenant = "tenant",
 
 // What the tier says of its servers was asked after this call began.
 inline void AwaitSurvey(const RedisValueTier& tier) {
-  for (const uint64_t before = tier.surveys(); tier.surveys() < before + 2;) {
+  const RedisSurvey& survey = tier.threads()->survey();
+  for (const uint64_t before = survey.ended(); survey.ended() < before + 2;) {
     std::this_thread::yield();
   }
 }

@@ -4,7 +4,7 @@
 //
 // An object belongs to a workspace, as a CudaSelector. Where the extents' arrays lie is a table on
 // the GPU, which Stage brings up to date when the daemon has stored more: a graph reads what is
-// there and stays good. Implementations: cuda_packed.h, cuda_planes.h, cuda_spans.h.
+// there and stays good. Implementations: cuda_packed.h, cuda_planes.h, cuda_spans.cc.
 // Threads: one call at a time.
 #ifndef KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_CODEC_H_
 #define KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_CODEC_H_

@@ -15,7 +15,7 @@
 // and 8 a channel of all layers and KV heads; for tokenselect, of each sequence that one launch
 // serves, 2 bytes a token and query head, and 4 a token; for sentencekv 4 bytes a listed token,
 // sequence and KV head, and at the end of a prompt up to 256 MB; what codecs take: cuda_packed.h,
-// cuda_planes.h, cuda_spans.h. Growing waits for the GPU.
+// cuda_planes.h, cuda_spans.cc. Growing waits for the GPU.
 #ifndef KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_WORKSPACE_H_
 #define KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_WORKSPACE_H_
 
