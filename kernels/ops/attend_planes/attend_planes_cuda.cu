@@ -170,7 +170,7 @@ bool IsValid(const AttendPlanesBatch& w) {
          (r.fine_above > 0 || (r.fine_above == 0 && r.share >= 1)) && r.run == 1 && r.sample >= 1 &&
          r.sinks >= 0 && r.recent >= 1 && r.skip_below >= 0 && w.with.parts >= 1 &&
          (!w.hot.IsThere() || (w.hot.rows >= 1 && w.hot.rows <= 32)) &&
-         (w.hot.launch == nullptr || w.planes.hot_offset != 0) &&
+         (w.hot.launch == nullptr || (w.planes.hot_offset != 0 && w.planes.format.dim <= 128)) &&
          w.report.stride % kGroupTokens == 0 && (w.to.rows != nullptr || w.partial.o != nullptr);
 }
 
@@ -203,8 +203,10 @@ int Launch(const AttendPlanesBatch& w, Stream stream) {
   if (error != 0) return error;
   if (w.hot.IsThere()) {
     using OfHotWarps = CtaMemory<kDim, kHeads, HotWarpMemory<kDim, kHeads>>;
-    const auto kernel = w.hot.launch != nullptr ? AttendKernel<kDim, kHeads, HotKind::kInBlocks>
-                                                : AttendKernel<kDim, kHeads, HotKind::kOfSequences>;
+    auto kernel = AttendKernel<kDim, kHeads, HotKind::kOfSequences>;
+    if constexpr (kDim <= 128) {
+      if (w.hot.launch != nullptr) kernel = AttendKernel<kDim, kHeads, HotKind::kInBlocks>;
+    }
     return LaunchOne<OfHotWarps>(kernel, a, ctas, kThreads, stream);
   }
   return LaunchOne<OfWarps>(AttendKernel<kDim, kHeads, HotKind::kNone>, a, ctas, kThreads, stream);

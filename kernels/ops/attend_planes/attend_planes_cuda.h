@@ -40,7 +40,8 @@ struct HotRows {
   const HotSequence* sequences = nullptr;  // device [batch]; null: no sequence has any of its own
   int32_t rows = 0;                        // 1..32
   int32_t first_head = 0;                  // the layer's
-  // device: a number that no earlier launch over the same records had; null: they are not looked at
+  // device: a number that no earlier launch over the same records had; null: they are not looked
+  // at. head_dim 64 and 128
   const uint32_t* launch = nullptr;
 
   constexpr bool IsThere() const { return sequences != nullptr || launch != nullptr; }
