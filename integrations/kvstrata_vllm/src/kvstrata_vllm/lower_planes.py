@@ -94,6 +94,6 @@ def _give_back(cudart: Any, memory: mmap.mmap, address: int) -> None:
 
 def _check(call: str, code: Any, count: int) -> None:
     if int(code) != 0:
-        raise Unsupported(f"{call} of {count / 2**30:.1f} GiB for lower planes failed with {code}: raise the limit of locked "
+        raise Unsupported(f"{call} of {count / 2**30:.1f} GiB for lower planes failed with {int(code)}: raise the limit of locked "
                           "memory (ulimit -l), give vLLM fewer blocks (--num-gpu-blocks-override), or take lower = "
                           "\"host\" out of the plan")
