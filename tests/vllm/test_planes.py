@@ -7,6 +7,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import mmap
+import pathlib
 import random
 from types import SimpleNamespace
 from typing import Any
@@ -344,6 +345,16 @@ def test_lower_planes_that_the_host_has_no_room_for(rows: PlanesRows, pinned: Pi
     layers.begin(batch([1], [1], [True], [0]), 1)
     monkeypatch.delenv("KVSTRATA_LOWER_PLANES_BYTES")
     assert 0 < lower_planes.available() < 1 << 50 and lower_planes.allowed() < lower_planes.available()
+
+
+def test_a_containers_limit_counts_where_it_is_nearer(tmp_path: pathlib.Path):
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 200 kB\nMemAvailable: 100 kB\n")
+    assert lower_planes.available(meminfo, tmp_path) == 100 << 10  # there is no container
+    (tmp_path / "memory.current").write_text("1024\n")
+    for limit, there in (("max", 100 << 10), (str(90 << 10), 89 << 10), (str(900 << 10), 100 << 10)):
+        (tmp_path / "memory.max").write_text(limit + "\n")
+        assert lower_planes.available(meminfo, tmp_path) == there
 
 
 def test_rows_are_read_where_they_lie(rows: PlanesRows):

@@ -72,10 +72,17 @@ def allowed() -> int:
     return int(said)
 
 
-def available(meminfo: pathlib.Path = pathlib.Path("/proc/meminfo")) -> int:
-    """What the kernel says that processes can take without swapping."""
+def available(meminfo: pathlib.Path = pathlib.Path("/proc/meminfo"),
+              container: pathlib.Path = pathlib.Path("/sys/fs/cgroup")) -> int:
+    """What the kernel says that processes can take without swapping: the host's, or a container's limit (cgroup v2) if that
+    is nearer."""
     (line,) = (line for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable:"))
-    return int(line.split()[1]) << 10
+    there = int(line.split()[1]) << 10
+    try:
+        limit, used = ((container / name).read_text().strip() for name in ("memory.max", "memory.current"))
+    except OSError:  # no container's
+        return there
+    return there if limit == "max" else min(there, int(limit) - int(used))
 
 
 def _mapped(count: int) -> mmap.mmap:
