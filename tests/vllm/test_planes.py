@@ -332,7 +332,7 @@ def test_lower_planes_on_the_host(rows: PlanesRows, pinned: Pinned, caplog: pyte
 def test_lower_planes_that_the_host_has_no_room_for(rows: PlanesRows, pinned: Pinned, monkeypatch: pytest.MonkeyPatch):
     layers = rows_of(layers_of(3, 40, 102), 'planes{lower = "host"}')
     monkeypatch.setenv("KVSTRATA_LOWER_PLANES_BYTES", str(3 * 39 * 64 * 2 * 192))
-    with pytest.raises(Unsupported, match=r"of 40 blocks, and there are 0.0 GiB, for 39 blocks; .*--num-gpu-blocks-override"):
+    with pytest.raises(Unsupported, match=r"of 40 blocks, and KVSTRATA_LOWER_PLANES_BYTES allows 0.0 GiB, for 39 blocks; .*--num-gpu-blocks-override"):
         layers.begin(batch([1], [1], [True], [0]), 1)
     monkeypatch.setenv("KVSTRATA_LOWER_PLANES_BYTES", "4GiB")
     with pytest.raises(Unsupported, match="KVSTRATA_LOWER_PLANES_BYTES is '4GiB', and has to be a number"):
@@ -351,8 +351,9 @@ def test_a_containers_limit_counts_where_it_is_nearer(tmp_path: pathlib.Path):
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal: 200 kB\nMemAvailable: 100 kB\n")
     assert lower_planes.available(meminfo, tmp_path) == 100 << 10  # there is no container
-    (tmp_path / "memory.current").write_text("1024\n")
-    for limit, there in (("max", 100 << 10), (str(90 << 10), 89 << 10), (str(900 << 10), 100 << 10)):
+    (tmp_path / "memory.current").write_text(f"{21 << 10}\n")
+    (tmp_path / "memory.stat").write_text(f"anon 1024\nactive_file {15 << 10}\ninactive_file {5 << 10}\n")
+    for limit, there in (("max", 100 << 10), (str(90 << 10), 89 << 10), (str(900 << 10), 100 << 10), ("0", 0)):
         (tmp_path / "memory.max").write_text(limit + "\n")
         assert lower_planes.available(meminfo, tmp_path) == there
 

@@ -18,17 +18,23 @@ extern "C" {
  * yet lie in a slot of the request's, in the workspace. Order: kvs_block_planes_form, by which the
  * engine makes its blocks; open; bind, with lower = "host" bind_lower, too; then each step begin,
  * outside of graphs, and for each layer decode, captured or not, and behind it prompt for each row
- * that is of a prompt. What a captured decode does depends on `rows` alone: a graph of so many
- * serves later steps of at most as many. Calls of one handle are of one stream, or ordered by it,
- * and one at a time.
+ * that is of a prompt. What a captured decode does depends on `rows`, and on whether the last begin
+ * had prompts: a graph of so many rows serves later steps of at most as many, a graph of a step
+ * without prompts only such steps. Binding again makes graphs stale. Calls of one handle are of one
+ * stream, or ordered by it, and one at a time; what is in a batch's arrays is read in that order.
  *
  * An engine may find a prefix whose blocks another row of the same step fills. What reads them is
  * called behind what fills them: prompts in ascending order of `before`. Where a prompt's only
  * token is among the rows that decode, decode is called once more behind the prompts: it may be
  * repeated.
  *
- * A request goes on in one slot: tokens behind the last full block are the slot's. What it takes
- * over from others is whole blocks. */
+ * A request goes on in one slot: tokens behind the last full block are the slot's. No two rows of a
+ * step have the same. What it takes over from others is whole blocks. Nobody has to be told when a
+ * block or a slot is given to another request, and neither has to be zero.
+ *
+ * With lower = "host" decode writes to blocks that are sealed, too: copies of what it has fetched.
+ * Who moves a block does so in the stream's order, all of its block_stride bytes and its lower
+ * runs. Who fills one otherwise zeroes the 128 bytes in front of each KV head's copies. */
 typedef struct kvs_block_planes kvs_block_planes;
 
 /* A block lies at layer + id * block_stride: bytes, a multiple of 32, here and in bind. In it lie
@@ -95,9 +101,10 @@ KVS_API int kvs_block_planes_bind(kvs_block_planes* planes, const uint64_t* laye
                                   void* workspace);
 /* With lower = "host", before begin. layers: where the lower runs of each layer's first block lie,
  * a multiple of 32; those of block `id` are 64 * kv_heads * lower_token_bytes * id behind. Memory
- * that the GPU reads and writes at this address until close: the host's, registered with CUDA
- * (cudaHostRegister), or the GPU's own. Without: FAILED_PRECONDITION BLOCK_UNBOUND of what
- * follows. INVALID_ARGUMENT BLOCK_LAYERS, also where the plan has lower runs in blocks. */
+ * that the GPU reads and writes at this address until the stream is behind the last call: the
+ * host's, registered with CUDA (cudaHostRegister), or the GPU's own. Without: FAILED_PRECONDITION
+ * BLOCK_UNBOUND of what follows. INVALID_ARGUMENT BLOCK_LAYERS, also where the plan has lower runs
+ * in blocks. */
 KVS_API int kvs_block_planes_bind_lower(kvs_block_planes* planes, const uint64_t* layers, size_t n);
 KVS_API int kvs_block_planes_begin(kvs_block_planes* planes, const kvs_planes_batch* batch,
                                    void* stream);

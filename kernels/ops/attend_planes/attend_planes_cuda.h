@@ -40,8 +40,9 @@ struct HotRows {
   const HotSequence* sequences = nullptr;  // device [batch]; null: no sequence has any of its own
   int32_t rows = 0;                        // 1..32
   int32_t first_head = 0;                  // the layer's
-  // device: a number that no earlier launch over the same records had; null: they are not looked
-  // at. head_dim 64 and 128
+  // device: another number than the last launch over the same records had; the same one uses no
+  // copies, with equal outputs. Launches over the same records are ordered by a stream. Null: they
+  // are not looked at. head_dim 64 and 128
   const uint32_t* launch = nullptr;
 
   constexpr bool IsThere() const { return sequences != nullptr || launch != nullptr; }

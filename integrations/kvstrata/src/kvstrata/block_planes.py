@@ -100,7 +100,8 @@ class BlockPlanes:
 
     def bind_lower(self, layers: Sequence[int]) -> None:
         """With lower = "host". layers: where the lower runs of each layer's first block lie, a multiple of 32; those of
-        others follow, 64 * kv_heads * lower_token_bytes each. Host memory that is registered with CUDA until close()."""
+        others follow, 64 * kv_heads * lower_token_bytes each. Host memory that is registered with CUDA until the stream is
+        behind the last call."""
         addresses = (c.c_uint64 * len(layers))(*layers)
         self._check(self._library.kvs_block_planes_bind_lower(self._handle, addresses, len(layers)))
 

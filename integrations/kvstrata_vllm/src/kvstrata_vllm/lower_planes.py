@@ -24,6 +24,8 @@ from .unsupported import Unsupported
 _log = logging.getLogger("vllm.kvstrata")
 _LIMIT = "KVSTRATA_LOWER_PLANES_BYTES"  # in the environment
 _KEPT = 4 << 30  # bytes of the host that are left to others
+_WAYS_OUT = ("give vLLM fewer (--num-gpu-blocks-override, or a lower --gpu-memory-utilization), take lower = \"host\" out of "
+             f"the plan, or say by {_LIMIT} how many bytes each worker may take")
 
 
 class LowerPlanes:
@@ -48,25 +50,22 @@ class LowerPlanes:
 
     def release(self) -> None:
         """Waits for the GPU. Again is harmless."""
-        torch.cuda.synchronize()
         self._end()
 
 
 def refuse_too_much(plan: str, count: int, blocks: int) -> None:
     """Unsupported, if the host has not `count` bytes for so many blocks."""
-    there = allowed()
+    there, says = allowed(), f"{_LIMIT} allows" if _LIMIT in os.environ else "the host has"
     if count > there:
         raise Unsupported(f"plan {plan!r} takes {count / 2**30:.1f} GiB of the host for lower planes of {blocks} blocks, and "
-                          f"there are {there / 2**30:.1f} GiB, for {blocks * max(there, 0) // count} blocks; give vLLM "
-                          "fewer (--num-gpu-blocks-override, or a lower --gpu-memory-utilization), take lower = \"host\" "
-                          f"out of the plan, or say by {_LIMIT} how many bytes may be taken")
+                          f"{says} {there / 2**30:.1f} GiB, for {blocks * there // count} blocks; {_WAYS_OUT}")
 
 
 def allowed() -> int:
     """Bytes of the host that lower planes may take: what the environment says, else what is available, less some."""
     said = os.environ.get(_LIMIT)
     if said is None:
-        return available() - _KEPT
+        return max(available() - _KEPT, 0)
     if not said.isdecimal():
         raise Unsupported(f"{_LIMIT} is {said!r}, and has to be a number of bytes")
     return int(said)
@@ -74,20 +73,28 @@ def allowed() -> int:
 
 def available(meminfo: pathlib.Path = pathlib.Path("/proc/meminfo"),
               container: pathlib.Path = pathlib.Path("/sys/fs/cgroup")) -> int:
-    """What the kernel says that processes can take without swapping: the host's, or a container's limit (cgroup v2) if that
-    is nearer."""
+    """What the kernel says that processes can take without swapping: the host's, or what a container's limit (cgroup v2)
+    leaves beside what is not of files, if that is less."""
     (line,) = (line for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable:"))
     there = int(line.split()[1]) << 10
     try:
-        limit, used = ((container / name).read_text().strip() for name in ("memory.max", "memory.current"))
+        limit, used, stat = ((container / name).read_text().strip()
+                             for name in ("memory.max", "memory.current", "memory.stat"))
     except OSError:  # no container's
         return there
-    return there if limit == "max" else min(there, int(limit) - int(used))
+    if limit == "max":
+        return there
+    of_files = sum(int(value) for name, value in (line.split() for line in stat.splitlines())
+                   if name in ("inactive_file", "active_file"))
+    return min(there, max(int(limit) - int(used) + of_files, 0))
 
 
 def _mapped(count: int) -> mmap.mmap:
     """A child does not have it: at a fork pinned pages would be copied."""
-    memory = mmap.mmap(-1, count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        memory = mmap.mmap(-1, count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise Unsupported(f"the host has no {count / 2**30:.1f} GiB for lower planes ({error}); {_WAYS_OUT}") from error
     memory.madvise(mmap.MADV_DONTFORK)
     with contextlib.suppress(OSError):  # a kernel without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
@@ -95,6 +102,8 @@ def _mapped(count: int) -> mmap.mmap:
 
 
 def _give_back(cudart: Any, memory: mmap.mmap, address: int) -> None:
+    with contextlib.suppress(RuntimeError):  # at the process's end CUDA may be gone
+        torch.cuda.synchronize()
     cudart.cudaHostUnregister(address)
     memory.close()
 
@@ -102,5 +111,4 @@ def _give_back(cudart: Any, memory: mmap.mmap, address: int) -> None:
 def _check(call: str, code: Any, count: int) -> None:
     if int(code) != 0:
         raise Unsupported(f"{call} of {count / 2**30:.1f} GiB for lower planes failed with {int(code)}: raise the limit of locked "
-                          "memory (ulimit -l), give vLLM fewer blocks (--num-gpu-blocks-override), or take lower = "
-                          "\"host\" out of the plan")
+                          f"memory (ulimit -l), or {_WAYS_OUT}")

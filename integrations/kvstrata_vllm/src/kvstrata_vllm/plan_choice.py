@@ -20,6 +20,9 @@ def plan_of(config: Any) -> str:
     """The plan that a VllmConfig names, else "full". Unsupported: kvstrata has other keys than `plan`."""
     additional = getattr(config, "additional_config", None)
     own = additional.get("kvstrata", {}) if isinstance(additional, dict) else {}
+    if not isinstance(own, dict):
+        raise Unsupported(f"--additional-config has kvstrata = {own!r}, and has to have an object, as "
+                          "{\"kvstrata\": {\"plan\": \"quest\"}}")
     unknown = sorted(set(own) - {"plan"})
     if unknown:
         raise Unsupported(f"--additional-config has kvstrata.{unknown[0]}: known is plan; take it out")
