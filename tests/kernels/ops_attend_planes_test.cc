@@ -367,7 +367,9 @@ TEST_P(AttendPlanesOnSimd, IsTheReferenceButForNearTies) {
       fine += want.Fine();
       for (size_t t = 0; t < want.fine.size(); ++t) others += want.fine[t] != got.fine[t];
       const bool same = got.fine == want.fine && got.strips == want.strips;
-      EXPECT_LE(RelativeL2(s.step.Merged(got), s.step.Merged(want)), same ? 5e-3 : 0.1);
+      // Weights of 64 tokens are rounded to 8 bits of the largest: .0011 of it each, rms, and in
+      // the worst case that the others are as nothing beside it, eight times as much in the sum.
+      EXPECT_LE(RelativeL2(s.step.Merged(got), s.step.Merged(want)), same ? 1e-2 : 0.1);
     }
   }
   EXPECT_LE(others, fine / 50);
