@@ -59,29 +59,26 @@ HWY_INLINE VF DeviationRows(const std::byte* const* rows, int64_t second_offset,
 }
 
 // The scores of a unit of R rows each by H queries, as DotRows gives them.
-template <typename T, int R, int H>
+template <ScoreWork::Kind kKind, typename T, int R, int H>
 HWY_INLINE VF ScoresOf(const ScoreWork& w, const std::byte* const* rows, const float* q) {
   const int dim = w.rows.dim;
-  switch (w.kind) {
-    case ScoreWork::Kind::kMinMax:
-      return BoundRows<T, R, H>(rows, w.second_offset, q, dim, dim);
-    case ScoreWork::Kind::kDeviation:
-      return DeviationRows<T, R, H>(rows, w.second_offset, q, dim, dim);
-    case ScoreWork::Kind::kDot:
-      break;
+  if constexpr (kKind == ScoreWork::Kind::kMinMax) {
+    return BoundRows<T, R, H>(rows, w.second_offset, q, dim, dim);
+  } else if constexpr (kKind == ScoreWork::Kind::kDeviation) {
+    return DeviationRows<T, R, H>(rows, w.second_offset, q, dim, dim);
+  } else {
+    return DotRows<T, R, H>(rows, q, dim, dim);
   }
-  return DotRows<T, R, H>(rows, q, dim, dim);
 }
 
-// best[u] = max(best[u], scores of H queries) over the work's units.
-template <typename T, int R, int H>
+template <ScoreWork::Kind kKind, typename T, int R, int H>
 HWY_NOINLINE void ScoreUnits(const ScoreWork& w, const float* q, float* best) {
   for (int32_t u = w.units.begin; u < w.units.end; u += R) {
     const int count = std::min(R, w.units.end - u);
     const std::byte* rows[R];
     for (int r = 0; r < R; ++r) rows[r] = w.rows.Row(u + std::min(r, count - 1));
     float lanes[kN];
-    hn::StoreU(ScoresOf<T, R, H>(w, rows, q), DF(), lanes);
+    hn::StoreU(ScoresOf<kKind, T, R, H>(w, rows, q), DF(), lanes);
     for (int h = 0; h < H; ++h) {
       // std::max keeps the first where the second is a NaN, as ref does.
       for (int r = 0; r < count; ++r) best[r] = std::max(best[r], lanes[h * R + r]);
@@ -90,23 +87,23 @@ HWY_NOINLINE void ScoreUnits(const ScoreWork& w, const float* q, float* best) {
   }
 }
 
-template <typename T>
+template <ScoreWork::Kind kKind, typename T>
 HWY_INLINE void ScoreQueries(const ScoreWork& w, int queries, const float* q, float* best) {
   constexpr int n = static_cast<int>(kN);
   constexpr int one = n > 8 ? 8 : n, two = n / 2, four = n / 4;
   switch (queries) {
     case 1:
-      return ScoreUnits<T, one, 1>(w, q, best);
+      return ScoreUnits<kKind, T, one, 1>(w, q, best);
     case 2:
-      return ScoreUnits<T, two, 2>(w, q, best);
+      return ScoreUnits<kKind, T, two, 2>(w, q, best);
     case 3:
-      return ScoreUnits<T, four, 3>(w, q, best);
+      return ScoreUnits<kKind, T, four, 3>(w, q, best);
     default:
-      return ScoreUnits<T, four, 4>(w, q, best);
+      return ScoreUnits<kKind, T, four, 4>(w, q, best);
   }
 }
 
-template <typename T>
+template <ScoreWork::Kind kKind, typename T>
 HWY_INLINE void ScoreRun(const ScoreWork& w, float* best) {
   float q[2 * kSquares];
   const int dim = w.rows.dim;
@@ -116,15 +113,15 @@ HWY_INLINE void ScoreRun(const ScoreWork& w, float* best) {
     for (int h = 0; h < queries; ++h) {
       ToPairOrder<T>(w.q + int64_t{first + h} * dim, q + h * dim, dim);
     }
-    for (int c = 0; w.kind == ScoreWork::Kind::kDeviation && c < queries * dim; ++c) {
+    for (int c = 0; kKind == ScoreWork::Kind::kDeviation && c < queries * dim; ++c) {
       q[kSquares + c] = q[c] * q[c];
     }
-    ScoreQueries<T>(w, queries, q, best);
+    ScoreQueries<kKind, T>(w, queries, q, best);
   }
 }
 
 // In runs of units, so that adding to `out` needs no more than a little room beside it.
-template <typename T>
+template <ScoreWork::Kind kKind, typename T>
 HWY_INLINE void ScoreTyped(const ScoreWork& w) {
   constexpr int kUnits = 256;
   float scores[kUnits];
@@ -133,17 +130,26 @@ HWY_INLINE void ScoreTyped(const ScoreWork& w) {
     run.units = {u, std::min(u + kUnits, w.units.end)};
     float* out = w.out + (u - w.units.begin);
     if (!w.accumulate) {
-      ScoreRun<T>(run, out);
+      ScoreRun<kKind, T>(run, out);
       continue;
     }
-    ScoreRun<T>(run, scores);
+    ScoreRun<kKind, T>(run, scores);
     for (int i = 0; i < run.units.end - u; ++i) out[i] += scores[i];
   }
 }
 
 void ScoreItem(const ScoreWork& w) {
   KVS_CHECK(w.rows.dim % 64 == 0 && w.rows.dim <= kHeadDimMax);
-  WithElement(w.rows.dtype, [&]<typename T>() { ScoreTyped<T>(w); });
+  WithElement(w.rows.dtype, [&]<typename T>() {
+    switch (w.kind) {
+      case ScoreWork::Kind::kDot:
+        return ScoreTyped<ScoreWork::Kind::kDot, T>(w);
+      case ScoreWork::Kind::kMinMax:
+        return ScoreTyped<ScoreWork::Kind::kMinMax, T>(w);
+      case ScoreWork::Kind::kDeviation:
+        return ScoreTyped<ScoreWork::Kind::kDeviation, T>(w);
+    }
+  });
 }
 
 }  // namespace HWY_NAMESPACE
