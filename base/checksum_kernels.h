@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // ChecksumKernels: XXH3 as one instruction set computes it. A source that includes this compiles
-// all of xxhash.h for the target that its own options name (base/CMakeLists.txt), so what is public
-// of that library is enough. Such a source includes nothing else: the linker would take inline
-// functions of other headers from any source, for CPUs that lack the instructions, too.
+// all of xxhash.h for the target that its own options name (base/CMakeLists.txt), so public
+// functions of the library are enough. Such a source includes nothing else: the linker would take
+// inline functions of other headers from any source, for CPUs that lack the instructions, too.
 #ifndef KVSTRATA_BASE_CHECKSUM_KERNELS_H_
 #define KVSTRATA_BASE_CHECKSUM_KERNELS_H_
 
