@@ -5,7 +5,6 @@
 #include <string>
 
 #include "base/checksum.h"
-#include "kernels/codec/extent_copy.h"
 
 namespace kvstrata {
 namespace {
@@ -48,6 +47,20 @@ Status CheckRange(const ExtentHeader& h, const ExtentView& extent) {
   return OkStatus();
 }
 
+// The header, once its size is sound.
+Result<ExtentHeader> HeaderIn(std::span<const std::byte> extent) {
+  ExtentHeader h;
+  if (extent.size() < sizeof(h)) {
+    return BadField("size", static_cast<int64_t>(extent.size()), "at least 64");
+  }
+  std::memcpy(&h, extent.data(), sizeof(h));
+  if (h.bytes < sizeof(h) || h.bytes > extent.size()) {
+    return BadField("bytes", static_cast<int64_t>(h.bytes),
+                    "at most " + std::to_string(extent.size()));
+  }
+  return h;
+}
+
 }  // namespace
 
 Status CheckExtent(const ExtentView& extent, const Geometry& geometry, ExtentKind kind) {
@@ -66,37 +79,6 @@ Status CheckExtent(const ExtentView& extent, const Geometry& geometry, ExtentKin
   return CheckRange(h, extent);
 }
 
-namespace {
-
-// The header, once its size is sound.
-Result<ExtentHeader> HeaderIn(std::span<const std::byte> extent) {
-  ExtentHeader h;
-  if (extent.size() < sizeof(h)) {
-    return BadField("size", static_cast<int64_t>(extent.size()), "at least 64");
-  }
-  std::memcpy(&h, extent.data(), sizeof(h));
-  if (h.bytes < sizeof(h) || h.bytes > extent.size()) {
-    return BadField("bytes", static_cast<int64_t>(h.bytes),
-                    "at most " + std::to_string(extent.size()));
-  }
-  return h;
-}
-
-Status CompareChecksum(const ExtentHeader& h, uint64_t checksum) {
-  if (checksum == h.checksum) return OkStatus();
-  return {Code::kDataLoss, "EXTENT_CHECKSUM",
-          "extent of tokens " + std::to_string(h.begin) + " to " + std::to_string(h.end) +
-              ": the bytes are not those that were written"};
-}
-
-}  // namespace
-
-Status VerifyExtent(std::span<const std::byte> extent) {
-  KVS_ASSIGN_OR_RETURN(const ExtentHeader h, HeaderIn(extent));
-  if ((h.flags & kExtentUnhashed) != 0) return OkStatus();
-  return CompareChecksum(h, ShortChecksumOf(extent.subspan(sizeof(h), h.bytes - sizeof(h))));
-}
-
 Status CopyVerified(std::span<const std::byte> extent, const ExtentCopier& copy) {
   KVS_ASSIGN_OR_RETURN(const ExtentHeader h, HeaderIn(extent));
   if ((h.flags & kExtentUnhashed) != 0) return copy(extent);
@@ -107,7 +89,10 @@ Status CopyVerified(std::span<const std::byte> extent, const ExtentCopier& copy)
   const uint64_t checksum = ShortChecksumOf(extent.subspan(sizeof(h), h.bytes - sizeof(h)), piece);
   piece(extent.subspan(h.bytes));
   KVS_RETURN_IF_ERROR(copied);
-  return CompareChecksum(h, checksum);
+  if (checksum == h.checksum) return OkStatus();
+  return {Code::kDataLoss, "EXTENT_CHECKSUM",
+          "extent of tokens " + std::to_string(h.begin) + " to " + std::to_string(h.end) +
+              ": the bytes are not those that were written"};
 }
 
 ExtentKind KindOf(const ExtentView& extent) {

@@ -27,6 +27,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 
 #include "base/status.h"
@@ -89,9 +90,15 @@ int64_t DescriptionBytes(std::span<const std::byte> front, int64_t bytes);
 // Cost: reads the header alone.
 Status CheckExtent(const ExtentView& extent, const Geometry& geometry, ExtentKind kind);
 
-// Whether the payload is what was written: for bytes that come from disk or network (ADR 9).
-// DATA_LOSS EXTENT_CHECKSUM. For an unhashed extent only the checksum of who stored it can tell.
-Status VerifyExtent(std::span<const std::byte> extent);
+// Takes the next bytes of an extent, an empty piece among them.
+using ExtentCopier = std::function<Status(std::span<const std::byte>)>;
+
+// Hands all of `extent` to `copy`, in order, and says whether the payload is what was written: for
+// bytes that come from disk or network (ADR 9). DATA_LOSS EXTENT_CHECKSUM, or what `copy` answered;
+// what was copied counts only where the answer is OK. For an unhashed extent only the checksum of
+// who stored it can tell. Cost: one pass beside the copies, since a piece is summed and copied
+// while it is in a cache.
+Status CopyVerified(std::span<const std::byte> extent, const ExtentCopier& copy);
 
 // The kind of a header that CheckExtent has not seen yet; 0 when it is too short for one.
 ExtentKind KindOf(const ExtentView& extent);

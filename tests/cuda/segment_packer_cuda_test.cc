@@ -15,6 +15,7 @@
 #include "kernels/plans/mosaickv/cuda_packer.h"
 #include "tests/cuda/scattered_pages.h"
 #include "tests/cuda/seed.h"
+#include "tests/kernels/verify_extent.h"
 
 namespace kvstrata::cuda {
 namespace {

@@ -7,6 +7,7 @@
 #include "kernels/plans/mosaickv/packed_recompressor.h"
 #include "kernels/plans/mosaickv/strategy.h"
 #include "tests/kernels/codec_fixture.h"
+#include "tests/kernels/verify_extent.h"
 
 namespace kvstrata {
 namespace {

@@ -5,9 +5,9 @@
 #include <random>
 
 #include "gmock/gmock.h"
-#include "kernels/codec/extent_copy.h"
 #include "kernels/plans/mosaickv/packed_layout.h"
 #include "tests/kernels/codec_fixture.h"
+#include "tests/kernels/verify_extent.h"
 
 namespace kvstrata {
 namespace {

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "kernels/plans/planes/planes_recompressor.h"
+#include "tests/kernels/verify_extent.h"
 
 namespace kvstrata {
 

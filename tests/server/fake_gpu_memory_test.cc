@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "kernels/codec/codec.h"
+#include "tests/kernels/verify_extent.h"
 #include "tests/server/store_fixture.h"
 
 namespace kvstrata::testing {

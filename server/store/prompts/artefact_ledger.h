@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "base/sync.h"
-#include "kernels/codec/extent_copy.h"
+#include "kernels/codec/extent.h"
 #include "server/store/pages/artefacts.h"
 #include "server/store/prompts/held_prefix.h"
 
