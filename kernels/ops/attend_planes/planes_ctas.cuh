@@ -25,7 +25,7 @@ struct ShareBuffers {
   float* masses;        // [items][tokens], of candidates, the first of them first
   int32_t* candidates;  // [batch], or kNoQuery
   int32_t* takes;       // [batch], of candidates, that are fine
-  int32_t* counts;      // [items], of op pick, as the next two
+  int32_t* counts;      // [items], op pick's, as the next two
   int32_t* edges;       // [2][batch]
   uint4* scratch;       // [1]
   uint64_t* bits;       // [items][groups], a bit for each token

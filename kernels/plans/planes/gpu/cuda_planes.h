@@ -8,7 +8,8 @@
 // Where lower runs lie in the host's memory, rows that were fine lately are in a cache of the
 // sequence's own (cuda_hot_rows.h).
 // Threads: as CudaCodec. Cost: 16 bytes a group of 64 tokens and sequence, 16 a layer, KV head and
-// sequence, and some MB; hot caches are their sequences'.
+// sequence, and some MB; hot caches are their sequences'. With a `share` 4 bytes a packed token,
+// query head and sequence, and as many a KV head.
 #ifndef KVSTRATA_KERNELS_PLANS_PLANES_GPU_CUDA_PLANES_H_
 #define KVSTRATA_KERNELS_PLANS_PLANES_GPU_CUDA_PLANES_H_
 
@@ -45,7 +46,8 @@ class CudaPlanes final : public CudaCodec {
  private:
   struct Room {
     int32_t members = 0;
-    int32_t groups = 0;  // that a sequence may have
+    int32_t groups = 0;     // that a sequence may have
+    bool by_share = false;  // a plan has a share
     bool operator==(const Room&) const = default;
   };
 
