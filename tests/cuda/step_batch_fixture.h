@@ -17,6 +17,8 @@
 
 #include "gtest/gtest.h"
 #include "kernels/codec/codec.h"
+#include "kernels/plans/planes/gpu/mid_cell_run.h"
+#include "kernels/plans/planes/planes_layout.h"
 #include "kernels/step/gpu/cuda_step.h"
 #include "kernels/step/step.h"
 #include "tests/cuda/device_array.h"
@@ -120,6 +122,26 @@ class TwinExtents {
       ++version_;
     }
   }
+  // Codec planes: whether lower runs are on their way. Then the GPU's view has none, and the
+  // host's has what stands for them there.
+  void SetArriving(const PlanesFormat& format, bool arriving) {
+    arriving_ = arriving;
+    ++version_;
+    const std::vector<std::byte> run = MidCellRun(format);
+    for (Extent& e : extents_) {
+      if (!e.IsLower()) continue;
+      if (!arriving) {
+        e.bytes = e.coming;
+        continue;
+      }
+      e.coming = e.bytes;
+      const auto end = e.bytes.end() - kExtentAlign;
+      for (auto at = e.bytes.begin() + kPlanesFrontBytes; at < end;) {
+        at = std::ranges::copy(run, at).out;
+      }
+    }
+  }
+  bool arriving() const { return arriving_; }
   SequenceView HostView(SequenceView view) { return Viewed(view, false); }
   SequenceView DeviceView(SequenceView view) { return Viewed(view, true); }
   int32_t end() const { return extents_.empty() ? 0 : extents_.back().tokens.end; }
@@ -143,8 +165,14 @@ class TwinExtents {
       const int64_t size = DescriptionBytes(front, static_cast<int64_t>(bytes.size()));
       description.assign(bytes.begin(), bytes.begin() + size);
     }
+    bool IsLower() const {
+      return KindOf({bytes.data(), static_cast<int64_t>(bytes.size()), tokens}) ==
+             ExtentKind::kLowerPlanes;
+    }
+
     kvstrata::Run tokens;
     std::vector<std::byte> bytes, description;
+    std::vector<std::byte> coming;  // while arriving: what the bytes will be
     DeviceArray<std::byte> device;
     std::shared_ptr<std::byte[]> on_host;  // that tier's, instead of `device`
   };
@@ -153,9 +181,11 @@ class TwinExtents {
     std::vector<ExtentView>& views = views_[device ? 1 : 0];
     views.clear();
     for (const Extent& e : extents_) {
+      if (device && arriving_ && e.IsLower()) continue;
       const auto size = static_cast<int64_t>(e.bytes.size());
       const std::byte* const on_gpu = e.on_host == nullptr ? e.device.get() : e.on_host.get();
       views.push_back({device ? on_gpu : e.bytes.data(), size, e.tokens});
+      views.back().rest_due = device && arriving_;
       if (!device || e.on_host != nullptr) continue;
       views.back().description = e.description.data();
       views.back().description_bytes = static_cast<int64_t>(e.description.size());
@@ -170,6 +200,7 @@ class TwinExtents {
   std::vector<Extent> extents_;
   std::vector<ExtentView> views_[2];
   uint64_t version_ = 1;
+  bool arriving_ = false;
 };
 
 // Tokens that one selection has and the other has not, and the other way round.
@@ -236,6 +267,17 @@ struct TwinSequence {
     child->tied = tied;
     child->bounded = bounded;
     return child;
+  }
+  void SetArriving(const Geometry& g, bool arriving) {
+    extents->SetArriving({g.head_dim, plan.planes.unit, plan.planes.keep}, arriving);
+  }
+  // As it is opened on what is packed: the prompt is not complete, and raw rows of that are gone.
+  void Reopen(const Geometry& g) {
+    Hold(g, extents->end());
+    for (int32_t i = 0; i < extents->end() / g.page_tokens; ++i) {
+      const auto page = static_cast<size_t>(i);
+      pages.host_pieces[page] = pages.device_pieces[page] = nullptr;
+    }
   }
   // Both hold `tokens`, as of a prefix that is held without an index.
   void Hold(const Geometry& g, int32_t tokens) {

@@ -229,6 +229,24 @@ TEST_F(DiskArtefactsTest, WithoutTheRestOfItsPromptAnArtefactIsNotRead) {
   EXPECT_EQ(held(true, 0), 0u);
 }
 
+// Of codec planes it does not.
+TEST_F(DiskArtefactsTest, AGpuOpensOnAnArtefactThatItsStepsComputeFrom) {
+  constexpr const char* kPlanes = "planes{keep_raw = \"no\"}";
+  Write(kPlanes);
+  const auto machine = Start(true);
+  TestSession session(machine->store.get());
+  const Result<OpenedSequence> opened = machine->Open(session, kPlanes, Tokens(kPrompt));
+  ASSERT_TRUE(opened.ok()) << opened.status().ToString();
+  EXPECT_EQ(opened->held_tokens, 192u);
+  EXPECT_EQ(machine->store->inspection().Counters().loaded_artefacts, 1u);
+  const Result<SequenceDetail> detail = machine->store->inspection().Show(opened->sequence);
+  ASSERT_TRUE(detail.ok());
+  EXPECT_EQ(detail->extents.size(), 6u);
+  for (const ExtentInfo& extent : detail->extents) EXPECT_EQ(extent.tier, Tier::kDevice);
+  EXPECT_TRUE(detail->pages.front().absent);
+  ExpectClean(*machine->store);
+}
+
 TEST_F(DiskArtefactsTest, RawPagesThatThePlanGivesBackAreNotWritten) {
   const auto machine = Start();
   TestSession session(machine->store.get());
