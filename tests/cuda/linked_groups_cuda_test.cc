@@ -16,7 +16,7 @@ constexpr char kFineOnUpper[] =
 constexpr char kHostOnUpper[] =
     "planes{lower = \"host\", hot = 32, fine_above = 0.001, skip_below = 0, min_tokens = 0, "
     "keep_raw = \"no\", open_on = \"upper\"}";
-constexpr uint32_t kPrompt = 304, kHeld = 288;  // of which 256 are packed
+constexpr uint32_t kPrompt = 304, kHeld = 288;  // 256 are packed
 constexpr std::chrono::seconds kPatience{60};
 
 class LinkedCudaGroups : public LinkedCuda {

@@ -229,7 +229,7 @@ TEST_F(DiskArtefactsTest, WithoutTheRestOfItsPromptAnArtefactIsNotRead) {
   EXPECT_EQ(held(true, 0), 0u);
 }
 
-// Of codec planes it does not.
+// With codec planes it computes a prompt from its groups, too.
 TEST_F(DiskArtefactsTest, AGpuOpensOnAnArtefactThatItsStepsComputeFrom) {
   constexpr const char* kPlanes = "planes{keep_raw = \"no\"}";
   Write(kPlanes);

@@ -10,7 +10,7 @@
 namespace kvstrata {
 namespace {
 
-constexpr uint32_t kBelow = 31;  // of a cell's 64 codes; the next one is above its middle
+constexpr uint32_t kBelow = 31;  // the middle of 64 codes is between it and the next one
 
 // The Rudin-Shapiro sequence: no row of a Hadamard matrix has much in common with it.
 uint32_t IsAbove(int32_t channel) {
