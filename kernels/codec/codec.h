@@ -159,6 +159,9 @@ struct Codec {
   // Whether its last extents may go, where raw rows of their tokens are there: a Run goes on from
   // those that are left.
   bool drops_last = false;
+  // Whether steps of a GPU compute the end of a prompt from its extents, too, where raw rows are
+  // gone; else a prompt is opened there on raw pages alone.
+  bool serves_prompts_on_gpu = false;
   // `parameters` may be null (untrained fallback; codecs that take none).
   std::unique_ptr<Recompressor> (*recompressor)(const Plan& plan, const Geometry& geometry,
                                                 ParametersPtr parameters) = nullptr;

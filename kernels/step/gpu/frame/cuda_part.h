@@ -24,9 +24,9 @@ struct CudaPart {
   bool measures = false;             // attended once more, for what it lost (cuda_shadow.h)
   bool idle = false;                 // all members of the step are shorter than their min_tokens
   int32_t list = 0;                  // first among the lists of its selector
-  Plan plan;                         // plan of the members, where it selects or observes
+  Plan plan;                         // plan of the members, where one of these is set
   CudaSelector* selector = nullptr;  // the same; null: selector full
-  CudaCodec* codec = nullptr;        // where it selects; null: raw rows
+  CudaCodec* codec = nullptr;        // where it selects, or raw rows are gone; null: raw rows
   bool operator==(const CudaPart&) const = default;
 };
 
