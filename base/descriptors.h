@@ -6,7 +6,6 @@
 #ifndef KVSTRATA_BASE_DESCRIPTORS_H_
 #define KVSTRATA_BASE_DESCRIPTORS_H_
 
-#include <cstddef>
 #include <cstdint>
 
 #include "base/status.h"

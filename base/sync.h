@@ -4,7 +4,6 @@
 #ifndef KVSTRATA_BASE_SYNC_H_
 #define KVSTRATA_BASE_SYNC_H_
 
-#include <condition_variable>
 #include <mutex>
 
 #if defined(__clang__)

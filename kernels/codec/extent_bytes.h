@@ -6,7 +6,6 @@
 #ifndef KVSTRATA_KERNELS_CODEC_EXTENT_BYTES_H_
 #define KVSTRATA_KERNELS_CODEC_EXTENT_BYTES_H_
 
-#include <algorithm>
 #include <cstring>
 #include <span>
 #include <string_view>

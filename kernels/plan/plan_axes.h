@@ -10,7 +10,6 @@
 #include <array>
 #include <optional>
 #include <span>
-#include <string>
 #include <string_view>
 
 #include "kernels/plan/plan.h"

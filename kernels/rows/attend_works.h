@@ -11,7 +11,6 @@
 #define KVSTRATA_KERNELS_ROWS_ATTEND_WORKS_H_
 
 #include <cstdint>
-#include <span>
 #include <vector>
 
 #include "kernels/backend/backend.h"

@@ -6,7 +6,6 @@
 #ifndef KVSTRATA_KERNELS_ROWS_SCORE_WORKS_H_
 #define KVSTRATA_KERNELS_ROWS_SCORE_WORKS_H_
 
-#include <cstdint>
 #include <vector>
 
 #include "kernels/backend/backend.h"

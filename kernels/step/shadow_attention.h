@@ -18,7 +18,6 @@
 #define KVSTRATA_KERNELS_STEP_SHADOW_ATTENTION_H_
 
 #include <cstdint>
-#include <span>
 #include <vector>
 
 #include "kernels/step/step.h"

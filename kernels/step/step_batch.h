@@ -8,7 +8,6 @@
 #define KVSTRATA_KERNELS_STEP_STEP_BATCH_H_
 
 #include <cstdint>
-#include <span>
 #include <vector>
 
 #include "kernels/step/sequence_state.h"

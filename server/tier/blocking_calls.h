@@ -14,7 +14,6 @@
 #include <stop_token>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "server/tier/value_tier.h"
 

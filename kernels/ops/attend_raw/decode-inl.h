@@ -11,9 +11,7 @@
 #endif
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
-#include <type_traits>
 
 #include "kernels/ops/attend_raw/rotate_rows-inl.h"
 #include "kernels/ops/attend_raw/row_cursor.h"

@@ -15,8 +15,6 @@
 #define KVSTRATA_KERNELS_OPS_ATTEND_RAW_ROTATE_ROWS_INL_H_
 #endif
 
-#include <algorithm>
-
 #include "kernels/ops/attend_raw/row_cursor.h"
 #include "kernels/ops/simd_rows-inl.h"
 #include "kernels/pages/rotary.h"

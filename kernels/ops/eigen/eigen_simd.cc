@@ -3,7 +3,6 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/ops/eigen/eigen_simd.cc"
-#include <vector>
 
 #include "base/check.h"
 #include "hwy/foreach_target.h"

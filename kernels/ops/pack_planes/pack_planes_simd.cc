@@ -3,7 +3,6 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/ops/pack_planes/pack_planes_simd.cc"
-#include <algorithm>
 #include <cmath>
 #include <cstring>
 

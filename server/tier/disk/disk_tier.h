@@ -20,7 +20,6 @@
 #ifndef KVSTRATA_SERVER_TIER_DISK_DISK_TIER_H_
 #define KVSTRATA_SERVER_TIER_DISK_DISK_TIER_H_
 
-#include <chrono>
 #include <functional>
 #include <memory>
 #include <span>

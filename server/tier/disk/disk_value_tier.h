@@ -17,8 +17,6 @@
 #include <chrono>
 #include <cstdint>
 #include <span>
-#include <string>
-#include <vector>
 
 #include "base/sync.h"
 #include "server/telemetry/status_log.h"

@@ -10,7 +10,6 @@
 
 #include <atomic>
 #include <condition_variable>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>

@@ -17,10 +17,8 @@
 #include <memory>
 #include <optional>
 #include <stop_token>
-#include <string>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "base/sync.h"
 #include "server/tier/call_queue.h"

@@ -7,7 +7,6 @@
 #define KVSTRATA_SERVER_TIER_REMOTE_REMOTE_STRIPES_H_
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>

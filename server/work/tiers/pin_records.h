@@ -6,11 +6,9 @@
 #ifndef KVSTRATA_SERVER_WORK_TIERS_PIN_RECORDS_H_
 #define KVSTRATA_SERVER_WORK_TIERS_PIN_RECORDS_H_
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <optional>
 #include <span>
 #include <string>

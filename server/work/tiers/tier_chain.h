@@ -12,7 +12,6 @@
 #ifndef KVSTRATA_SERVER_WORK_TIERS_TIER_CHAIN_H_
 #define KVSTRATA_SERVER_WORK_TIERS_TIER_CHAIN_H_
 
-#include <memory>
 #include <vector>
 
 #include "server/store/store.h"

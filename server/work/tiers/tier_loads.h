@@ -21,7 +21,6 @@
 #include <deque>
 #include <functional>
 #include <memory>
-#include <span>
 #include <stop_token>
 #include <vector>
 

@@ -17,7 +17,6 @@
 #include <cstdint>
 #include <functional>
 #include <stop_token>
-#include <string>
 #include <thread>
 #include <vector>
 

@@ -15,7 +15,6 @@
 #define KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_SELECTOR_H_
 
 #include <cstdint>
-#include <memory>
 #include <vector>
 
 #include "base/status.h"

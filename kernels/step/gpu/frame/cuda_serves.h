@@ -6,7 +6,6 @@
 #ifndef KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_SERVES_H_
 #define KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_SERVES_H_
 
-#include <string>
 #include <string_view>
 
 #include "base/status.h"

@@ -4,7 +4,6 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/plans/mosaickv/ops/covariance/covariance_simd.cc"
 #include <algorithm>
-#include <memory>
 
 #include "base/check.h"
 #include "hwy/foreach_target.h"

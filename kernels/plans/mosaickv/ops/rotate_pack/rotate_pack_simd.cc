@@ -5,8 +5,6 @@
 #define HWY_TARGET_INCLUDE "kernels/plans/mosaickv/ops/rotate_pack/rotate_pack_simd.cc"
 #include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <memory>
 
 #include "base/check.h"
 #include "hwy/foreach_target.h"
