@@ -222,7 +222,7 @@ def speed_cell(plan):
 
 
 def planes_row():
-    """Of `planes`, by suites of its own: its preset has no share, and its ops no row of `cuda-linked`."""
+    """`planes` by suites of its own: its preset has no share, and its op no row of `cuda-linked`."""
     judged = row_of("planes", f"planes/above_8_variance_skip_2/{MODEL}")
     kept = f"{judged['accuracy']['relative_score']:.1%} for {judged['accuracy']['of_full_bytes']:.0%}" if judged else NOT_MEASURED
     speeds = (row_of("cuda-planes", f"planes/{length} x 1, recorded") for length in ("128K", "1M"))
