@@ -7,8 +7,7 @@
 //
 // Ownership: runs, queries and rows of items outlive Attend; what is added here is kept until
 // Clear. Threads: one call at a time. Cost: memory is kept from round to round.
-#ifndef KVSTRATA_KERNELS_ROWS_ATTEND_WORKS_H_
-#define KVSTRATA_KERNELS_ROWS_ATTEND_WORKS_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -118,5 +117,3 @@ class AttendWorks {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_ROWS_ATTEND_WORKS_H_

@@ -14,8 +14,7 @@
 // Ownership: chunks are the region's; a pointer to one is good while it is busy. `keep` owns the
 // memory for whoever still reads or writes it, and may outlive the region. Thread-safety: none.
 // Errors of Make: CHUNKS_MEMORY (RESOURCE_EXHAUSTED). Cost: Take is O(slabs + log chunks).
-#ifndef KVSTRATA_SERVER_CHUNKS_ROOM_CHUNK_REGION_H_
-#define KVSTRATA_SERVER_CHUNKS_ROOM_CHUNK_REGION_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -99,5 +98,3 @@ class ChunkRegion {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_CHUNKS_ROOM_CHUNK_REGION_H_

@@ -14,8 +14,7 @@
 //
 // Thread-safety: none; one thread. Errors: of Make CHUNKS_MEMORY, of Join CHUNK_ROW, of OnPacket
 // CHUNK_PACKET, behind which the caller ends the connection. Cost of a packet: see the parts.
-#ifndef KVSTRATA_SERVER_CHUNKS_ROOM_CHUNK_ROOM_H_
-#define KVSTRATA_SERVER_CHUNKS_ROOM_CHUNK_ROOM_H_
+#pragma once
 
 #include <cstdint>
 #include <list>
@@ -132,5 +131,3 @@ class ChunkRoom {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_CHUNKS_ROOM_CHUNK_ROOM_H_

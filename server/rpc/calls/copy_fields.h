@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // KVS_COPY_FIELDS: from a struct into a message, fields that are called the same in both.
-#ifndef KVSTRATA_SERVER_RPC_CALLS_COPY_FIELDS_H_
-#define KVSTRATA_SERVER_RPC_CALLS_COPY_FIELDS_H_
+#pragma once
 
 #include <boost/preprocessor/cat.hpp>
 #include <boost/preprocessor/seq/for_each.hpp>
@@ -16,5 +15,3 @@
   do {                                                                                       \
     BOOST_PP_SEQ_FOR_EACH(KVS_COPY_FIELD, (to, from), BOOST_PP_VARIADIC_TO_SEQ(__VA_ARGS__)) \
   } while (false)
-
-#endif  // KVSTRATA_SERVER_RPC_CALLS_COPY_FIELDS_H_

@@ -11,8 +11,7 @@
 //
 // Ownership: borrows the engine, which outlives it. Thread-safety: all methods, from any thread.
 // Blocking: Checkpoint and Resize wait for the disk.
-#ifndef KVSTRATA_SERVER_TIER_DISK_DISK_VALUE_TIER_H_
-#define KVSTRATA_SERVER_TIER_DISK_DISK_VALUE_TIER_H_
+#pragma once
 
 #include <chrono>
 #include <cstdint>
@@ -80,5 +79,3 @@ class DiskValueTier final : public ValueTier {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_TIER_DISK_DISK_VALUE_TIER_H_

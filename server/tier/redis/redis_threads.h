@@ -3,8 +3,7 @@
 // own (RedisOps) serves the client meanwhile, unless others have ops there, too: then, and while
 // nobody waits, a thread of these does. Thread-safety: all methods, from any thread; Leave not from
 // one of its own.
-#ifndef KVSTRATA_SERVER_TIER_REDIS_REDIS_THREADS_H_
-#define KVSTRATA_SERVER_TIER_REDIS_REDIS_THREADS_H_
+#pragma once
 
 #include <array>
 #include <chrono>
@@ -151,5 +150,3 @@ class RedisOps {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_TIER_REDIS_REDIS_THREADS_H_
