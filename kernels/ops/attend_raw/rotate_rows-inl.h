@@ -20,8 +20,7 @@
 #include "kernels/pages/rotary.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace kvstrata {
-namespace HWY_NAMESPACE {
+namespace kvstrata::HWY_NAMESPACE {
 
 struct Rotation {
   VF cos, sin;
@@ -138,8 +137,7 @@ class RowRotator {
   float product_[kHeadDimMax];
 };
 
-}  // namespace HWY_NAMESPACE
-}  // namespace kvstrata
+}  // namespace kvstrata::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #endif  // KVSTRATA_KERNELS_OPS_ATTEND_RAW_ROTATE_ROWS_INL_H_

@@ -10,8 +10,7 @@
 #include "kernels/ops/eigen/jacobi-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace kvstrata {
-namespace HWY_NAMESPACE {
+namespace kvstrata::HWY_NAMESPACE {
 namespace {
 
 void EigenItem(const EigenWork& w) {
@@ -22,8 +21,7 @@ void EigenItem(const EigenWork& w) {
 }
 
 }  // namespace
-}  // namespace HWY_NAMESPACE
-}  // namespace kvstrata
+}  // namespace kvstrata::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE

@@ -13,8 +13,7 @@
 #include "kernels/plans/mosaickv/ops/covariance/covariance.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace kvstrata {
-namespace HWY_NAMESPACE {
+namespace kvstrata::HWY_NAMESPACE {
 namespace {
 
 // A tile of rows lies in panels of 2N channels, so that a product of two panels reads two streams:
@@ -108,8 +107,7 @@ void CovarianceItem(const CovarianceWork& w) {
 }
 
 }  // namespace
-}  // namespace HWY_NAMESPACE
-}  // namespace kvstrata
+}  // namespace kvstrata::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE

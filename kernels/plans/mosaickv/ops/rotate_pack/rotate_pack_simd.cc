@@ -15,8 +15,7 @@
 #include "kernels/plans/mosaickv/ops/rotate_pack/rotate_pack.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace kvstrata {
-namespace HWY_NAMESPACE {
+namespace kvstrata::HWY_NAMESPACE {
 namespace {
 
 inline constexpr int kTileRows = 48;
@@ -186,8 +185,7 @@ void RotatePackItem(const RotatePackWork& w) {
 }
 
 }  // namespace
-}  // namespace HWY_NAMESPACE
-}  // namespace kvstrata
+}  // namespace kvstrata::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
