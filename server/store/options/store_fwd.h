@@ -34,7 +34,6 @@ struct Page;
 class PageAllocator;
 class PageCopies;
 class PageHolds;
-class PageMemory;
 class PageReferences;
 class Plans;
 class PrefixCatalog;
