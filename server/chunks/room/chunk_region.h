@@ -59,10 +59,8 @@ class ChunkRegion {
   // It may be evicted, in the order of chunk->use.
   void MakeIdle(Chunk* chunk);
 
-  // Proves what is counted against what there is; for tests.
-  void Check() const;
-
  private:
+  friend struct ChunkRoomTestPeer;
   struct Slab {
     uint64_t row_bytes = 0;  // 0: nobody's
     uint32_t busy = 0, idle = 0;

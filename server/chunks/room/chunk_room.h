@@ -90,10 +90,9 @@ class ChunkRoom {
 
   // All of it but `counters` and `capacity_bytes`.
   ChunkNumbers Numbers() const;
-  // Proves its counts; for tests.
-  void Check() const;
 
  private:
+  friend struct ChunkRoomTestPeer;
   struct Member {
     ChunkPeer peer;
     ChunkEngine* engine = nullptr;
