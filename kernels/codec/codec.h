@@ -16,8 +16,7 @@
 // store runs a clone of its own, without any lock, for seconds, and keeps it if it succeeded.
 // Deterministic: the state after a series of commits depends on them alone, if Run is called until
 // Due is false after each (kvs_settle); when workers lag, rows stay raw for longer, nothing else.
-#ifndef KVSTRATA_KERNELS_CODEC_CODEC_H_
-#define KVSTRATA_KERNELS_CODEC_CODEC_H_
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -221,5 +220,3 @@ Result<GpuPackers> NewGpuPackers(const cuda::CudaOps& ops, int device);
 uint32_t CodecNeeds(const Plan& plan);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_CODEC_CODEC_H_

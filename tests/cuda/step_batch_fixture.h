@@ -2,8 +2,7 @@
 // Sequences that a Step and a CudaStep run side by side: the same tokens on the host's pages and
 // the GPU's, at the same places of two arenas, NaN wherever nothing was written; and, of all codecs
 // but raw, the same extents.
-#ifndef KVSTRATA_TESTS_CUDA_STEP_BATCH_FIXTURE_H_
-#define KVSTRATA_TESTS_CUDA_STEP_BATCH_FIXTURE_H_
+#pragma once
 
 #include <algorithm>
 #include <cmath>
@@ -210,5 +209,3 @@ struct TwinSequence {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_TESTS_CUDA_STEP_BATCH_FIXTURE_H_

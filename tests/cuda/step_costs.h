@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a CudaStep says of what a layer read, held to what a Step says.
-#ifndef KVSTRATA_TESTS_CUDA_STEP_COSTS_H_
-#define KVSTRATA_TESTS_CUDA_STEP_COSTS_H_
+#pragma once
 
 #include <gtest/gtest.h>
 
@@ -34,5 +33,3 @@ inline void ExpectCost(const TwinSequence& s, const StepCost& got, const StepCos
 }
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_TESTS_CUDA_STEP_COSTS_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Plans of the tests of CudaStep, small enough that sequences of some hundred tokens select.
-#ifndef KVSTRATA_TESTS_CUDA_STEP_PLANS_H_
-#define KVSTRATA_TESTS_CUDA_STEP_PLANS_H_
+#pragma once
 
 namespace kvstrata::cuda {
 
@@ -128,5 +127,3 @@ inline constexpr const char* kUpperHostPlanes =
 inline constexpr const char* kFinePlanes = "planes{recent = 4096, min_tokens = 0}";
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_TESTS_CUDA_STEP_PLANS_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A worker of the store's recompressions, for tests without threads.
-#ifndef KVSTRATA_TESTS_SERVER_RECOMPRESS_NOW_H_
-#define KVSTRATA_TESTS_SERVER_RECOMPRESS_NOW_H_
+#pragma once
 
 #include <memory>
 #include <utility>
@@ -60,5 +59,3 @@ inline Status RecompressAll(Store* store, uint64_t sequence) {
 }
 
 }  // namespace kvstrata::testing
-
-#endif  // KVSTRATA_TESTS_SERVER_RECOMPRESS_NOW_H_

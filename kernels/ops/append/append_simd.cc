@@ -13,8 +13,7 @@
 #include "kernels/pages/element.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace kvstrata {
-namespace HWY_NAMESPACE {
+namespace kvstrata::HWY_NAMESPACE {
 
 // N fp32 values to the page's type, rounded as FromFloat rounds.
 template <typename T>
@@ -118,8 +117,7 @@ bool AppendItem(const AppendWork& w) {
   return AppendSide(w, w.v, w.layout.value_offset) && keys;
 }
 
-}  // namespace HWY_NAMESPACE
-}  // namespace kvstrata
+}  // namespace kvstrata::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE

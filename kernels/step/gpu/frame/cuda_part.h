@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // CudaPart: new tokens of one member of a step on a GPU, or of several members with one each, that
 // one launch of every op serves. A prompt whose chunks select has a part for each.
-#ifndef KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_PART_H_
-#define KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_PART_H_
+#pragma once
 
 #include <cstdint>
 
@@ -31,5 +30,3 @@ struct CudaPart {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_PART_H_
