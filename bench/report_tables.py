@@ -241,7 +241,7 @@ def plans():
                         for group in (measured, of_planes)) + "."
     rows = [[f"`{p.name}`", p.reads, read_cell(p), error_cell(p), answers_cell(p), memory_cell(p), speed_cell(p), p.where]
             for p in PLANS if p.preset]
-    return [*grid(head, [*rows, planes_row()]), "", sources]
+    return [*grid(head, [rows[0], planes_row(), *rows[1:]]), "", sources]
 
 
 def linked(suite):

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The extents of a sequence that a Step and a CudaStep run (step_batch_fixture.h).
-#ifndef KVSTRATA_TESTS_CUDA_TWIN_EXTENTS_H_
-#define KVSTRATA_TESTS_CUDA_TWIN_EXTENTS_H_
+#pragma once
 
 #include <algorithm>
 #include <memory>
@@ -130,5 +129,3 @@ class TwinExtents {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_TESTS_CUDA_TWIN_EXTENTS_H_

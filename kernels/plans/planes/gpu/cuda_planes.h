@@ -14,8 +14,7 @@
 // Threads: as CudaCodec. Cost: 16 bytes a group of 64 tokens and sequence, 16 a layer, KV head and
 // sequence, and some MB; hot caches are their sequences'. The first sequence of a `keep` whose
 // lower runs are on their way takes what one group takes, makes graphs stale, and waits.
-#ifndef KVSTRATA_KERNELS_PLANS_PLANES_GPU_CUDA_PLANES_H_
-#define KVSTRATA_KERNELS_PLANS_PLANES_GPU_CUDA_PLANES_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -89,5 +88,3 @@ class CudaPlanes final : public CudaCodec {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLANS_PLANES_GPU_CUDA_PLANES_H_

@@ -2,8 +2,7 @@
 // A lower run that stands for one that is not here yet: read by all planes, codes of a group are
 // then in the middle of their cells of plane 0, which is what they count as by that plane alone
 // (docs/spec/planes.md, rule 8).
-#ifndef KVSTRATA_KERNELS_PLANS_PLANES_GPU_MID_CELL_RUN_H_
-#define KVSTRATA_KERNELS_PLANS_PLANES_GPU_MID_CELL_RUN_H_
+#pragma once
 
 #include <cstddef>
 #include <vector>
@@ -18,5 +17,3 @@ namespace kvstrata {
 std::vector<std::byte> MidCellRun(const PlanesFormat& format);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLANS_PLANES_GPU_MID_CELL_RUN_H_
