@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // KVS_CHECK: an invariant whose failure is a bug of ours. Prints the place and aborts, in every
 // build. Never used on input: bad input is a Status.
-#ifndef KVSTRATA_BASE_CHECK_H_
-#define KVSTRATA_BASE_CHECK_H_
+#pragma once
 
 #include <cstdio>
 #include <cstdlib>
@@ -20,5 +19,3 @@ namespace kvstrata {
   (__builtin_expect(static_cast<bool>(condition), 1) \
        ? static_cast<void>(0)                        \
        : ::kvstrata::CheckFailed(#condition, __FILE__, __LINE__))
-
-#endif  // KVSTRATA_BASE_CHECK_H_

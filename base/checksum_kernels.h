@@ -3,8 +3,7 @@
 // all of xxhash.h for the target that its own options name (base/CMakeLists.txt), so public
 // functions of the library are enough. Such a source includes nothing else: the linker would take
 // inline functions of other headers from any source, for CPUs that lack the instructions, too.
-#ifndef KVSTRATA_BASE_CHECKSUM_KERNELS_H_
-#define KVSTRATA_BASE_CHECKSUM_KERNELS_H_
+#pragma once
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -24,5 +23,3 @@ struct ChecksumKernels {
 extern const ChecksumKernels kAvx2Checksums, kAvx512Checksums;
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_BASE_CHECKSUM_KERNELS_H_

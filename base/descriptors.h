@@ -3,10 +3,8 @@
 // others have taken the rest.
 //
 // Any thread. Cost: two system calls since Linux 6.2; before, a look at each open descriptor.
-#ifndef KVSTRATA_BASE_DESCRIPTORS_H_
-#define KVSTRATA_BASE_DESCRIPTORS_H_
+#pragma once
 
-#include <cstddef>
 #include <cstdint>
 
 #include "base/status.h"
@@ -28,5 +26,3 @@ DescriptorUse CountDescriptors();
 Status CheckDescriptors(uint64_t wanted);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_BASE_DESCRIPTORS_H_

@@ -2,8 +2,7 @@
 // Sizes and durations as text: the one grammar of the configuration and of command lines
 // (docs/configuration.md, "Sizes and durations"). Pure functions; any thread. false: it is none,
 // and *out is undefined.
-#ifndef KVSTRATA_BASE_QUANTITIES_H_
-#define KVSTRATA_BASE_QUANTITIES_H_
+#pragma once
 
 #include <chrono>
 #include <cstdint>
@@ -27,5 +26,3 @@ inline constexpr std::string_view kDurationForm = "a number with us, ms, s, m (o
 std::string WithUnits(std::string_view allowed);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_BASE_QUANTITIES_H_

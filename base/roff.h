@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Text of manual pages, man(7). Pure functions; any thread.
-#ifndef KVSTRATA_BASE_ROFF_H_
-#define KVSTRATA_BASE_ROFF_H_
+#pragma once
 
 #include <string>
 #include <string_view>
@@ -15,5 +14,3 @@ std::string Roff(std::string_view text);
 std::string RoffParagraph(std::string_view term, std::string_view meaning);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_BASE_ROFF_H_

@@ -9,8 +9,7 @@
 // Threads: immutable after Open. Cost: Open reads the header only, pages come when touched.
 // Errors, for a file called `what` ("trace"): TRACE_UNREADABLE, TRACE_TRUNCATED, TRACE_FOREIGN,
 // TRACE_HEADER (INVALID_ARGUMENT; a missing file NOT_FOUND).
-#ifndef KVSTRATA_BASE_SAFETENSORS_H_
-#define KVSTRATA_BASE_SAFETENSORS_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -56,5 +55,3 @@ class Safetensors {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_BASE_SAFETENSORS_H_

@@ -4,8 +4,7 @@
 //
 // Any thread. Nothing stays; somebody else may take the last one meanwhile. Cost: some 20 us a
 // thread.
-#ifndef KVSTRATA_BASE_SPARE_THREADS_H_
-#define KVSTRATA_BASE_SPARE_THREADS_H_
+#pragma once
 
 #include "base/status.h"
 
@@ -15,5 +14,3 @@ namespace kvstrata {
 Status CheckSpareThreads(int threads);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_BASE_SPARE_THREADS_H_

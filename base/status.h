@@ -7,8 +7,7 @@
 // bad input never does.
 //
 // Thread-safety: values; share them like a std::string. Cost: OK allocates nothing.
-#ifndef KVSTRATA_BASE_STATUS_H_
-#define KVSTRATA_BASE_STATUS_H_
+#pragma once
 
 #include <string>
 #include <string_view>
@@ -137,5 +136,3 @@ class [[nodiscard]] Result {
   lhs = std::move(tmp).value()
 #define KVS_CONCAT_(a, b) KVS_CONCAT2_(a, b)
 #define KVS_CONCAT2_(a, b) a##b
-
-#endif  // KVSTRATA_BASE_STATUS_H_

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Mutex, MutexLock and the annotations that let clang prove lock use (-Wthread-safety, preset
 // `tidy`). gcc sees plain std::mutex.
-#ifndef KVSTRATA_BASE_SYNC_H_
-#define KVSTRATA_BASE_SYNC_H_
+#pragma once
 
-#include <condition_variable>
 #include <mutex>
 
 #if defined(__clang__)
@@ -47,5 +45,3 @@ class KVS_SCOPED_CAPABILITY MutexLock {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_BASE_SYNC_H_

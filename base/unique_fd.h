@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // UniqueFd: owns one file descriptor and closes it. Move-only; -1 is "none".
-#ifndef KVSTRATA_BASE_UNIQUE_FD_H_
-#define KVSTRATA_BASE_UNIQUE_FD_H_
+#pragma once
 
 #include <unistd.h>
 
@@ -33,5 +32,3 @@ class UniqueFd {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_BASE_UNIQUE_FD_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What benchmarks of the C ABI share: an error ends them; threads stay on a core.
-#ifndef KVSTRATA_BENCH_ABI_CALLS_H_
-#define KVSTRATA_BENCH_ABI_CALLS_H_
+#pragma once
 
 #include <kvstrata/kvstrata.h>
 #include <sched.h>
@@ -31,5 +30,3 @@ inline void RunOn(unsigned core) {
 }
 
 }  // namespace kvstrata::bench
-
-#endif  // KVSTRATA_BENCH_ABI_CALLS_H_

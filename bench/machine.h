@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a result file says of the machine, and the timing that benchmarks of calls share.
-#ifndef KVSTRATA_BENCH_MACHINE_H_
-#define KVSTRATA_BENCH_MACHINE_H_
+#pragma once
 
 #include <algorithm>
 #include <chrono>
@@ -65,5 +64,3 @@ inline Timing TimingOf(std::vector<double> samples) {
 }
 
 }  // namespace kvstrata::bench
-
-#endif  // KVSTRATA_BENCH_MACHINE_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Groups of planes of random rows, and a decode step over them: for ops_bench.
-#ifndef KVSTRATA_BENCH_PLANES_CASE_H_
-#define KVSTRATA_BENCH_PLANES_CASE_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -87,5 +86,3 @@ class PlanesCase {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_BENCH_PLANES_CASE_H_

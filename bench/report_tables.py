@@ -221,15 +221,27 @@ def speed_cell(plan):
     return ", ".join(cell(row, digits=2) + "x" for row in rows) + mark if all(rows) else NOT_MEASURED
 
 
+def planes_row():
+    """`planes` by suites of its own: its preset has no share, and its op no row of `cuda-linked`."""
+    judged = row_of("planes", f"planes/above_8_variance_skip_2/{MODEL}")
+    kept = f"{judged['accuracy']['relative_score']:.1%} for {judged['accuracy']['of_full_bytes']:.0%}" if judged else NOT_MEASURED
+    speeds = (row_of("cuda-planes", f"planes/{length} x 1, recorded") for length in ("128K", "1M"))
+    return ["`planes`", "all tokens by 2 of 8 bits, those that weigh by all 8 (ours)", NOT_MEASURED, NOT_MEASURED, kept + "†",
+            cell(row_of("memory", "planes/128K"), digits=2) + "x less†",
+            ", ".join(cell(row, digits=2) + "x" for row in speeds) + "†", "CPU, GPU; every engine"]
+
+
 def plans():
     head = ["plan", "a token reads", "MB read", "attention error", "answers kept, for bytes", "GPU memory, GiB", "GPU speed-up",
             "runs on"]
     measured = (("MB read, attention error", "demo"), ("answers kept", "accuracy"), ("GPU memory", "cuda-pool"),
                 ("speed-up", "cuda-linked"))
-    sources = "; ".join(f"{what}: {short_note(suite)}" for what, suite in measured) + "."
-    lines = grid(head, [[f"`{p.name}`", p.reads, read_cell(p), error_cell(p), answers_cell(p), memory_cell(p),
-                        speed_cell(p), p.where] for p in PLANS if p.preset])
-    return [*lines, "", sources]
+    of_planes = (("†answers kept", "planes"), ("memory", "memory"), ("speed-up", "cuda-planes"))
+    sources = ". ".join("; ".join(f"{what}: {short_note(suite)}" for what, suite in group)
+                        for group in (measured, of_planes)) + "."
+    rows = [[f"`{p.name}`", p.reads, read_cell(p), error_cell(p), answers_cell(p), memory_cell(p), speed_cell(p), p.where]
+            for p in PLANS if p.preset]
+    return [*grid(head, [rows[0], planes_row(), *rows[1:]]), "", sources]
 
 
 def linked(suite):

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows and files of results (bench/results), which all benchmarks write alike.
-#ifndef KVSTRATA_BENCH_RESULTS_H_
-#define KVSTRATA_BENCH_RESULTS_H_
+#pragma once
 
 #include <cstdio>
 #include <cstdlib>
@@ -52,5 +51,3 @@ inline void WriteResults(int argc, char** argv, const std::string& suite, const 
 }
 
 }  // namespace kvstrata::bench
-
-#endif  // KVSTRATA_BENCH_RESULTS_H_

@@ -4,8 +4,7 @@
 // Thread-safety: functions without state. Errors: INVALID_ARGUMENT SOCKET_INVALID (a path that is
 // too long, or no socket), PERMISSION_DENIED SOCKET_DENIED, DEADLINE_EXCEEDED DEADLINE (its backlog
 // is full), UNAVAILABLE DAEMON_UNREACHABLE.
-#ifndef KVSTRATA_CLIENT_DAEMON_SOCKET_H_
-#define KVSTRATA_CLIENT_DAEMON_SOCKET_H_
+#pragma once
 
 #include <chrono>
 #include <string>
@@ -25,5 +24,3 @@ Result<UniqueFd> ConnectToDaemon(const std::string& path, std::string_view suffi
 void SetSocketTimeout(int fd, int option, std::chrono::microseconds timeout);
 
 }  // namespace kvstrata::client
-
-#endif  // KVSTRATA_CLIENT_DAEMON_SOCKET_H_

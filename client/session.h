@@ -16,8 +16,7 @@
 // Errors: SEQUENCE_UNKNOWN, MODEL_UNKNOWN, DAEMON_GONE (UNAVAILABLE), DEADLINE (DEADLINE_EXCEEDED),
 // and those that a method names. Cost: a method that says "local" does not cross to the daemon on
 // the linked transport; all others wait for it at most AttachOptions::timeout.
-#ifndef KVSTRATA_CLIENT_SESSION_H_
-#define KVSTRATA_CLIENT_SESSION_H_
+#pragma once
 
 #include <array>
 #include <chrono>
@@ -277,5 +276,3 @@ class Session {
 };
 
 }  // namespace kvstrata::client
-
-#endif  // KVSTRATA_CLIENT_SESSION_H_

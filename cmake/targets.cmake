@@ -46,11 +46,22 @@ add_custom_target(sanitized_tests)
 add_custom_target(sanitized_byte_tests)
 add_custom_target(sanitized_rpc_tests)
 
-# kvs_library(NAME SOURCES... [LIBS ...]): a static, position-independent library. Headers of others that its
-# sources share are those of KVS_PRECOMPILED, which a folder sets.
+# kvs_sources(VARIABLE FOLDERS...): the .cc files of each folder, folder by folder; a new one is seen by itself.
+function(kvs_sources variable)
+  set(sources)
+  foreach(folder ${ARGN})
+    file(GLOB found RELATIVE ${CMAKE_CURRENT_SOURCE_DIR} CONFIGURE_DEPENDS ${folder}/*.cc)
+    list(APPEND sources ${found})
+  endforeach()
+  set(${variable} ${sources} PARENT_SCOPE)
+endfunction()
+
+# kvs_library(NAME SOURCES... [FOLDERS ...] [LIBS ...]): a static, position-independent library of these sources and
+# all of these folders. Headers of others that they share are those of KVS_PRECOMPILED, which a folder sets.
 function(kvs_library name)
-  cmake_parse_arguments(A "" "" "LIBS" ${ARGN})
-  add_library(${name} STATIC ${A_UNPARSED_ARGUMENTS})
+  cmake_parse_arguments(A "" "" "FOLDERS;LIBS" ${ARGN})
+  kvs_sources(sources ${A_FOLDERS})
+  add_library(${name} STATIC ${A_UNPARSED_ARGUMENTS} ${sources})
   target_link_libraries(${name} PUBLIC kvs_flags ${A_LIBS})
   kvs_reuse(${name} ${KVS_PRECOMPILED})
 endfunction()

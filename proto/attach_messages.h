@@ -2,8 +2,7 @@
 // What travels through an attach socket (docs/shm_layout.md): SOCK_SEQPACKET, one struct a packet.
 //
 // All structs are PODs. Strings are UTF-8, NUL-terminated inside their array.
-#ifndef KVSTRATA_PROTO_ATTACH_MESSAGES_H_
-#define KVSTRATA_PROTO_ATTACH_MESSAGES_H_
+#pragma once
 
 #include <cstdint>
 
@@ -84,5 +83,3 @@ struct Tables {
 static_assert(sizeof(Tables) == 104);
 
 }  // namespace kvstrata::shm
-
-#endif  // KVSTRATA_PROTO_ATTACH_MESSAGES_H_

@@ -4,8 +4,7 @@
 //
 // All structs are PODs. Strings are UTF-8, NUL-terminated inside their array. Those with `count`
 // are followed by as many elements, and nothing else.
-#ifndef KVSTRATA_PROTO_CHUNK_MESSAGES_H_
-#define KVSTRATA_PROTO_CHUNK_MESSAGES_H_
+#pragma once
 
 #include <array>
 #include <cstddef>
@@ -154,5 +153,3 @@ struct ArrivedChunk {
 static_assert(sizeof(ArrivedChunk) == 8);
 
 }  // namespace kvstrata::chunks
-
-#endif  // KVSTRATA_PROTO_CHUNK_MESSAGES_H_

@@ -4,8 +4,7 @@
 // made from it. tests/tree/check_events.py proves that it has what the code says.
 //
 // Static data and pure functions; any thread.
-#ifndef KVSTRATA_PROTO_EVENTS_H_
-#define KVSTRATA_PROTO_EVENTS_H_
+#pragma once
 
 #include <span>
 #include <string_view>
@@ -23,5 +22,3 @@ struct EventKind {
 std::span<const EventKind> AllEvents();
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_PROTO_EVENTS_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The rows of the table of reasons, by file; proto/reasons.h is what others include.
-#ifndef KVSTRATA_PROTO_REASON_ROWS_H_
-#define KVSTRATA_PROTO_REASON_ROWS_H_
+#pragma once
 
 #include <span>
 
@@ -14,5 +13,3 @@ std::span<const Reason> EngineReasons();  // areas sequence, plan, tensor
 std::span<const Reason> ProgramReasons();  // areas library, program
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_PROTO_REASON_ROWS_H_

@@ -4,8 +4,7 @@
 // counters are made from it. tests/tree/check_reasons.py proves that it has what the code says.
 //
 // Static data and pure functions; any thread.
-#ifndef KVSTRATA_PROTO_REASONS_H_
-#define KVSTRATA_PROTO_REASONS_H_
+#pragma once
 
 #include <cstddef>
 #include <optional>
@@ -49,5 +48,3 @@ bool SaidByDaemon(ReasonArea area);
 std::optional<size_t> FindReason(std::string_view name);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_PROTO_REASONS_H_

@@ -6,8 +6,7 @@
 // Trust: neither end believes a word of shared memory that it owns itself: its counter is private.
 // The consumer believes nothing it reads; a malformed frame is kCorrupt and the peer is to be
 // disconnected. Cost: no system call unless the other side sleeps.
-#ifndef KVSTRATA_PROTO_RING_H_
-#define KVSTRATA_PROTO_RING_H_
+#pragma once
 
 #include <linux/futex.h>
 #include <sys/syscall.h>
@@ -201,5 +200,3 @@ class RingConsumer {
 };
 
 }  // namespace kvstrata::shm
-
-#endif  // KVSTRATA_PROTO_RING_H_

@@ -4,8 +4,7 @@
 // Requests go client to daemon; a request with an id gets exactly one reply with that id, an event
 // (id 0) gets none. All structs are PODs; arrays follow their struct without padding. Strings are
 // UTF-8, NUL-terminated inside their array.
-#ifndef KVSTRATA_PROTO_RING_MESSAGES_H_
-#define KVSTRATA_PROTO_RING_MESSAGES_H_
+#pragma once
 
 #include <cstdint>
 
@@ -294,5 +293,3 @@ struct ErrorReply {
 static_assert(sizeof(ErrorReply) == 512);
 
 }  // namespace kvstrata::shm
-
-#endif  // KVSTRATA_PROTO_RING_MESSAGES_H_

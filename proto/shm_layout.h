@@ -8,8 +8,7 @@
 //   table segment    written by the daemon only, mapped read-only by clients: TableHeader, one
 //                    SequenceSlot per sequence of the session, SequenceTables
 // Both start at a 4096-byte boundary; offsets count bytes from the segment's start.
-#ifndef KVSTRATA_PROTO_SHM_LAYOUT_H_
-#define KVSTRATA_PROTO_SHM_LAYOUT_H_
+#pragma once
 
 #include <atomic>
 #include <cstddef>
@@ -203,5 +202,3 @@ inline uint64_t TableBytes(uint32_t page_capacity, uint32_t index_capacity, uint
 }
 
 }  // namespace kvstrata::shm
-
-#endif  // KVSTRATA_PROTO_SHM_LAYOUT_H_

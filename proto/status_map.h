@@ -4,8 +4,7 @@
 // and nowhere else.
 //
 // Pure functions; any thread.
-#ifndef KVSTRATA_PROTO_STATUS_MAP_H_
-#define KVSTRATA_PROTO_STATUS_MAP_H_
+#pragma once
 
 #include <grpcpp/support/status.h>
 
@@ -35,5 +34,3 @@ Status FromGrpc(const grpc::Status& status);
 std::string DetailOf(const grpc::Status& status, std::string_view type);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_PROTO_STATUS_MAP_H_

@@ -3,8 +3,7 @@
 // remote sessions: enter an epoch, read a table whose bytes stay until the epoch is left.
 //
 // Thread-safety: Enter and Leave from any thread; a reader slot belongs to one step.
-#ifndef KVSTRATA_PROTO_TABLE_READER_H_
-#define KVSTRATA_PROTO_TABLE_READER_H_
+#pragma once
 
 #include <optional>
 
@@ -124,5 +123,3 @@ inline uint32_t IndexedTokens(const TableView& view, uint32_t block_tokens, uint
 }
 
 }  // namespace kvstrata::shm
-
-#endif  // KVSTRATA_PROTO_TABLE_READER_H_

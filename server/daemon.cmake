@@ -14,40 +14,17 @@ endif()
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/web/status.html)
 file(READ web/status.html KVS_STATUS_HTML)
 configure_file(web/status_html.cc.in web/status_html.cc @ONLY)
-kvs_library(kvs_web
-  web/health.cc
-  web/metrics.cc
-  web/pages.cc
-  web/status.cc
-  web/status_data.cc
-  ${CMAKE_CURRENT_BINARY_DIR}/web/status_html.cc
+kvs_library(kvs_web ${CMAKE_CURRENT_BINARY_DIR}/web/status_html.cc
+  FOLDERS web
   LIBS kvs_http kvs_rpc kvs_store kvs_telemetry OpenSSL::Crypto)
 
 kvs_library(kvs_nodes
-  nodes/cluster_view.cc
-  nodes/node_credentials.cc
-  nodes/node_list.cc
-  nodes/node_server.cc
+  FOLDERS nodes
   LIBS kvs_rpc kvs_work kvs_store kvs_proto kvs_telemetry)
 
-kvs_library(kvs_daemon
-  daemon/tiers/local_tier.cc
-  daemon/tiers/remote_tier.cc
-  doctor/doctor.cc
-  doctor/doctor_checks.cc
-  doctor/doctor_disk.cc
-  doctor/doctor_http.cc
-  doctor/doctor_limits.cc
-  doctor/doctor_peers.cc
-  doctor/doctor_remote.cc
-  doctor/machine_check.cc
-  daemon/daemon.cc
-  daemon/daemon_numbers.cc
-  daemon/daemon_offers.cc
-  daemon/last_writes.cc
-  daemon/page_server.cc
-  daemon/pool_resources.cc
-  daemon/run_daemon.cc
+kvs_sources(sources doctor daemon)
+list(REMOVE_ITEM sources daemon/main.cc)
+kvs_library(kvs_daemon daemon/tiers/local_tier.cc daemon/tiers/remote_tier.cc ${sources}
   LIBS kvs_chunks kvs_config kvs_nodes kvs_web kvs_rpc)
 set_source_files_properties(daemon/daemon.cc PROPERTIES COMPILE_DEFINITIONS
   "KVS_VERSION=\"${PROJECT_VERSION}\";KVS_COMMIT=\"${KVS_COMMIT}\"")

@@ -5,8 +5,7 @@
 //
 // Threads: one at a time; others may count other sequences. Cost: the selection's runs, and one
 // store for each page attended.
-#ifndef KVSTRATA_SESSION_ACCESS_COUNTS_H_
-#define KVSTRATA_SESSION_ACCESS_COUNTS_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -44,5 +43,3 @@ void CountDecodes(const StepBatch& batch, shm::StepCounts* to);
 void CountSelection(const StepMember& member, const Selection& selection, shm::StepCounts* to);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SESSION_ACCESS_COUNTS_H_

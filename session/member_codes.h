@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // MemberCodes: which members of a batch cannot be, the code of each of them, and why the call that
 // wanted them fails. The caller's array is written for members that fail only.
-#ifndef KVSTRATA_SESSION_MEMBER_CODES_H_
-#define KVSTRATA_SESSION_MEMBER_CODES_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -58,5 +57,3 @@ class BatchMembers {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SESSION_MEMBER_CODES_H_

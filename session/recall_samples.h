@@ -2,8 +2,7 @@
 // Which steps of a sequence an audit of recall samples (docs/design.md, "Recall audits"), on either
 // transport. What measures is the transport's: kernels/step/shadow_attention.h,
 // kernels/step/gpu/cuda_shadow.h.
-#ifndef KVSTRATA_SESSION_RECALL_SAMPLES_H_
-#define KVSTRATA_SESSION_RECALL_SAMPLES_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -40,5 +39,3 @@ std::vector<uint32_t> SampleRecall(const SequenceTables& tables, const StepBatch
 }
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SESSION_RECALL_SAMPLES_H_

@@ -10,8 +10,7 @@
 // is entered; so is `table`. Threads: any, one at a time for a sequence, if the memory's functions
 // may be called so. Cost: Enter resolves entries that are new since the last one; a Grow asks the
 // store.
-#ifndef KVSTRATA_SESSION_SEQUENCE_TABLES_H_
-#define KVSTRATA_SESSION_SEQUENCE_TABLES_H_
+#pragma once
 
 #include <cstdint>
 #include <optional>
@@ -97,5 +96,3 @@ class SequenceTables {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SESSION_SEQUENCE_TABLES_H_

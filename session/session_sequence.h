@@ -6,8 +6,7 @@
 //
 // Ownership: a session owns its sequences, a sequence its state. Threads: one at a time for a
 // sequence. Cost: nothing here asks the store; BeginFork copies a state.
-#ifndef KVSTRATA_SESSION_SESSION_SEQUENCE_H_
-#define KVSTRATA_SESSION_SESSION_SEQUENCE_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -91,5 +90,3 @@ Status TellIndexed(SessionSequence* s, const Tell& tell) {
 }
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SESSION_SESSION_SEQUENCE_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What stands behind an option of a benchmark's command line.
-#ifndef KVSTRATA_BENCH_CUDA_COMMAND_LINE_H_
-#define KVSTRATA_BENCH_CUDA_COMMAND_LINE_H_
+#pragma once
 
 #include <string>
 #include <string_view>
@@ -17,5 +16,3 @@ inline std::string Option(int argc, char** argv, std::string_view name) {
 }
 
 }  // namespace kvstrata::bench
-
-#endif  // KVSTRATA_BENCH_CUDA_COMMAND_LINE_H_

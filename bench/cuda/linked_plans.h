@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What linked_bench measures: plans by the names of its rows, and how many layers a model has of
 // each.
-#ifndef KVSTRATA_BENCH_CUDA_LINKED_PLANS_H_
-#define KVSTRATA_BENCH_CUDA_LINKED_PLANS_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -143,5 +142,3 @@ inline int LayersOf(const Plan& plan, int batch, int64_t tokens) {
 }
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_BENCH_CUDA_LINKED_PLANS_H_

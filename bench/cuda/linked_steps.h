@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Steps: sequences of a linked session and the captured graph of their decode step, as an engine
 // makes them.
-#ifndef KVSTRATA_BENCH_CUDA_LINKED_STEPS_H_
-#define KVSTRATA_BENCH_CUDA_LINKED_STEPS_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 #include <grpcpp/grpcpp.h>
@@ -258,5 +257,3 @@ class Steps {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_BENCH_CUDA_LINKED_STEPS_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows of linked_bench about moves between the tiers: what they carry, and what they cost a decode
 // beside them. Templates on linked_bench's Plan and Steps.
-#ifndef KVSTRATA_BENCH_CUDA_MOVE_ROWS_H_
-#define KVSTRATA_BENCH_CUDA_MOVE_ROWS_H_
+#pragma once
 
 #include <algorithm>
 #include <array>
@@ -182,5 +181,3 @@ void MoveRows(const std::vector<Plan>& decoding, const Plan& moved, const std::s
 }
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_BENCH_CUDA_MOVE_ROWS_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Inputs of the rows `pack` and `flush` of cuda_bench: a prompt's raw rows of 32 layers on pages,
 // and everything that its packed segment is made of. Keep 32 of 128, blocks of 8 (the preset).
-#ifndef KVSTRATA_BENCH_CUDA_PACK_ROWS_H_
-#define KVSTRATA_BENCH_CUDA_PACK_ROWS_H_
+#pragma once
 
 #include <algorithm>
 #include <random>
@@ -141,5 +140,3 @@ class PackRows {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_BENCH_CUDA_PACK_ROWS_H_

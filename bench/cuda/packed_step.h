@@ -5,8 +5,7 @@
 //
 // Preset format: segments of 64K tokens, 32 of 96 channels, blocks of 8 tokens. The number of
 // blocks to take is that of 6.25 % of the tokens.
-#ifndef KVSTRATA_BENCH_CUDA_PACKED_STEP_H_
-#define KVSTRATA_BENCH_CUDA_PACKED_STEP_H_
+#pragma once
 
 #include <algorithm>
 #include <cmath>
@@ -247,5 +246,3 @@ class PackedStep {
 };
 
 }  // namespace kvstrata::cuda::mosaickv
-
-#endif  // KVSTRATA_BENCH_CUDA_PACKED_STEP_H_

@@ -3,8 +3,7 @@
 // selections, alternating, each of which evicts all of the other, so that every promotion copies
 // all that it selects. One layer of Llama-3.1-8B: a slice is 4 KiB of keys and 4 KiB of values at
 // another place.
-#ifndef KVSTRATA_BENCH_CUDA_PAGES_ON_HOST_H_
-#define KVSTRATA_BENCH_CUDA_PAGES_ON_HOST_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -123,5 +122,3 @@ class PagesOnHost {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_BENCH_CUDA_PAGES_ON_HOST_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Pages and index blocks for benchmarks of steps, and what they check.
-#ifndef KVSTRATA_BENCH_CUDA_PIECES_H_
-#define KVSTRATA_BENCH_CUDA_PIECES_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -59,5 +58,3 @@ class Pieces {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_BENCH_CUDA_PIECES_H_

@@ -493,7 +493,8 @@ int main(int argc, char** argv) {
   std::optional<RecordedKeys> keys;
   if (!recorded.empty()) keys.emplace(recorded, RecordedShape{kKvHeads, kGroup, kDim, kPageTokens});
   for (const Size& size : {Size{"128K x 1", 1, 131072, 4}, Size{"1M x 1", 1, 1048576, 1},
-                           Size{"128K x 8", 8, 131072, 1}}) {
+                           Size{"128K x 8", 8, 131072, 1}, Size{"32K x 20", 20, 32768, 1},
+                           Size{"32K x 34", 34, 32768, 1}}) {
     if (!wants(size.name.c_str())) continue;
     if (keys) RecordedRows(size, *keys, rows);
     RandomRows(size, random, rows);

@@ -3,8 +3,7 @@
 // the same with all of it on the GPU. Queries drift as those of a decode do: they go around a
 // circle in steps of which each leaves nine of ten fine tokens fine, so that every step has rows
 // that no copy of the hot cache has. Timed as replays of CUDA graphs, one a step.
-#ifndef KVSTRATA_BENCH_CUDA_PLANES_HOST_H_
-#define KVSTRATA_BENCH_CUDA_PLANES_HOST_H_
+#pragma once
 
 #include <algorithm>
 #include <cmath>
@@ -222,5 +221,3 @@ class PlanesOnHost {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_BENCH_CUDA_PLANES_HOST_H_

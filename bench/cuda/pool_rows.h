@@ -2,8 +2,7 @@
 // Rows of linked_bench about the daemon's pools: what a sequence holds of the GPU's memory, and
 // what a second process reads; move_rows.h has those of moves. Templates on linked_bench's Plan and
 // Steps.
-#ifndef KVSTRATA_BENCH_CUDA_POOL_ROWS_H_
-#define KVSTRATA_BENCH_CUDA_POOL_ROWS_H_
+#pragma once
 
 #include <grpcpp/grpcpp.h>
 #include <spawn.h>
@@ -254,5 +253,3 @@ void SecondRow(const Plan& plan, bench::Json* rows) {
 }
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_BENCH_CUDA_POOL_ROWS_H_

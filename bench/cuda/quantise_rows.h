@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Inputs of the rows `quantise` of cuda_bench: keys of 64K tokens and 32 layers on pages, and the
 // index blocks that strata's index of them fills (two bits, groups of 64).
-#ifndef KVSTRATA_BENCH_CUDA_QUANTISE_ROWS_H_
-#define KVSTRATA_BENCH_CUDA_QUANTISE_ROWS_H_
+#pragma once
 
 #include <algorithm>
 #include <random>
@@ -77,5 +76,3 @@ class QuantiseRows {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_BENCH_CUDA_QUANTISE_ROWS_H_

@@ -7,8 +7,7 @@
 // queries, which make its logits those of some token that was recorded. Strips of 16 neighbours
 // stay together and are drawn at random, so that of a context of any length the same share is fine:
 // the rule's limits are divided by N.
-#ifndef KVSTRATA_BENCH_CUDA_RECORDED_KEYS_H_
-#define KVSTRATA_BENCH_CUDA_RECORDED_KEYS_H_
+#pragma once
 
 #include <algorithm>
 #include <cmath>
@@ -142,5 +141,3 @@ class RecordedKeys {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_BENCH_CUDA_RECORDED_KEYS_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows of linked_bench about the remote transport: what a layer's Append, Select and Attend take
 // over gRPC with inline tensors, of a daemon on the GPU and of one on CPUs.
-#ifndef KVSTRATA_BENCH_CUDA_REMOTE_ROWS_H_
-#define KVSTRATA_BENCH_CUDA_REMOTE_ROWS_H_
+#pragma once
 
 #include <nlohmann/json.hpp>
 #include <string>
@@ -19,5 +18,3 @@ inline constexpr char kRemoteNotes[] =
 void RemoteRows(const std::string& only, nlohmann::ordered_json* rows);
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_BENCH_CUDA_REMOTE_ROWS_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How long a replay of a captured graph takes. For all benchmarks of CUDA, and as
 // dense_baselines.py and selection_baseline.py time theirs.
-#ifndef KVSTRATA_BENCH_CUDA_REPLAY_TIMING_H_
-#define KVSTRATA_BENCH_CUDA_REPLAY_TIMING_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -57,5 +56,3 @@ bench::Timing TimeReplays(const std::vector<Graph*>& graphs, int nodes, int repl
 }
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_BENCH_CUDA_REPLAY_TIMING_H_

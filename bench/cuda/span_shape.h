@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // SpanShape: which tokens of a sequence plan sekv has in spans and which as raw rows, and what both
 // take; of the model that span_step.h measures.
-#ifndef KVSTRATA_BENCH_CUDA_SPAN_SHAPE_H_
-#define KVSTRATA_BENCH_CUDA_SPAN_SHAPE_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -67,5 +66,3 @@ class SpanShape {
 };
 
 }  // namespace kvstrata::cuda::sekv
-
-#endif  // KVSTRATA_BENCH_CUDA_SPAN_SHAPE_H_

@@ -5,8 +5,7 @@
 // factors of rank 16, or rows where those are smaller; every query head expands 2 % of the tokens'
 // rows. Queries of a group are each their own, so that heads agree on spans by chance alone, or all
 // the same.
-#ifndef KVSTRATA_BENCH_CUDA_SPAN_STEP_H_
-#define KVSTRATA_BENCH_CUDA_SPAN_STEP_H_
+#pragma once
 
 #include <algorithm>
 #include <cmath>
@@ -254,5 +253,3 @@ class SpanStep {
 };
 
 }  // namespace kvstrata::cuda::sekv
-
-#endif  // KVSTRATA_BENCH_CUDA_SPAN_STEP_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // StepTensors: the tensors that an engine has for a step, on the GPU, with random elements.
 // SentenceEnds: which tokens of a text end sentences.
-#ifndef KVSTRATA_BENCH_CUDA_STEP_TENSORS_H_
-#define KVSTRATA_BENCH_CUDA_STEP_TENSORS_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -117,5 +116,3 @@ inline std::vector<float> RandomSurprisal(int32_t tokens) {
 }
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_BENCH_CUDA_STEP_TENSORS_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The surprisal of a recorded text, for benchmarks whose spans are to be like real ones.
-#ifndef KVSTRATA_BENCH_CUDA_TRACE_SURPRISAL_H_
-#define KVSTRATA_BENCH_CUDA_TRACE_SURPRISAL_H_
+#pragma once
 
 #include <cstdint>
 #include <fstream>
@@ -27,5 +26,3 @@ inline std::vector<float> SurprisalOf(const std::string& file) {
 }
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_BENCH_CUDA_TRACE_SURPRISAL_H_

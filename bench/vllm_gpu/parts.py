@@ -97,15 +97,18 @@ class Measured:
 
     def kernels(self) -> None:
         """Prompts are held, so that their steps are nearly all there is."""
-        from torch.profiler import ProfilerActivity, profile
         for length, batch in self._spec["decode"]:
             prompts = [prompt_of(length, i, self._words) for i in range(batch)]
             self._driver.run(prompts, 1)
-            with profile(activities=[ProfilerActivity.CUDA]) as found:
-                self._driver.run(prompts, 17)
-            longest = sorted(found.key_averages(), key=lambda kernel: -kernel.device_time_total)[:16]
-            self.row("kernels", tokens=length, batch=batch, counted=16,
-                     kernels=[(kernel.key[:120], kernel.count, kernel.device_time_total) for kernel in longest])
+            self._by_kernel(length, prompts)
+
+    def _by_kernel(self, length: int, prompts: list[list[int]]) -> None:
+        from torch.profiler import ProfilerActivity, profile
+        with profile(activities=[ProfilerActivity.CUDA]) as found:
+            self._driver.run(prompts, 17)
+        longest = sorted(found.key_averages(), key=lambda kernel: -kernel.device_time_total)[:16]
+        self.row("kernels", tokens=length, batch=len(prompts), counted=16,
+                 kernels=[(kernel.key[:120], kernel.count, kernel.device_time_total) for kernel in longest])
 
     def capacity(self) -> None:
         """Prompts that are computed before decode together. most: of them, however large the cache is."""
@@ -120,6 +123,7 @@ class Measured:
         done = self._driver.run(prompts, new)
         self.row("capacity", tokens=length, sequences=count, blocks=cache.num_gpu_blocks, block_size=cache.block_size,
                  computed_s=computed, seconds=done["gaps"], held=done["held"])
+        self._by_kernel(length, prompts)
 
     def _losses(self) -> None:
         """What a plan has lost, as far as the engine has measured it."""

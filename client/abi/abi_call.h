@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What every function of the C ABI does around its body: finds the session, keeps the thread's last
 // error, lets nothing be thrown into C. For abi*.cc alone.
-#ifndef KVSTRATA_CLIENT_ABI_ABI_CALL_H_
-#define KVSTRATA_CLIENT_ABI_ABI_CALL_H_
+#pragma once
 
 #include <sys/types.h>
 
@@ -175,5 +174,3 @@ int WithBlocks(std::string_view field, Handle* handle, F body) {
 }
 
 }  // namespace kvstrata::client
-
-#endif  // KVSTRATA_CLIENT_ABI_ABI_CALL_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What operators write on the command line, and what it means. Pure functions, but for ReadTokens.
-#ifndef KVSTRATA_CLIENT_CLI_ARGUMENTS_H_
-#define KVSTRATA_CLIENT_CLI_ARGUMENTS_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -47,5 +46,3 @@ Result<std::vector<int32_t>> ReadTokens(const std::string& path);
 Result<std::vector<int32_t>> ParseTokens(std::string_view text);
 
 }  // namespace kvstrata::cli
-
-#endif  // KVSTRATA_CLIENT_CLI_ARGUMENTS_H_

@@ -6,8 +6,7 @@
 // The first three come from the traces alone; the last two run them on a daemon. A section whose
 // input is missing says so in its status; the others are not affected. Threads: one.
 // Errors: CALIBRATE_MODELS (traces of different models), and those of the connection.
-#ifndef KVSTRATA_CLIENT_CLI_CALIBRATE_H_
-#define KVSTRATA_CLIENT_CLI_CALIBRATE_H_
+#pragma once
 
 #include <array>
 #include <chrono>
@@ -206,5 +205,3 @@ Result<Calibration> Calibrate(const std::vector<Trace>& traces,
                               const CalibrateOptions& options, const ReplayProgress& progress);
 
 }  // namespace kvstrata::cli
-
-#endif  // KVSTRATA_CLIENT_CLI_CALIBRATE_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The document and the tables of a calibration; docs/cli.md, "calibrate", is their contract. Pure.
-#ifndef KVSTRATA_CLIENT_CLI_CALIBRATION_DOCUMENT_H_
-#define KVSTRATA_CLIENT_CLI_CALIBRATION_DOCUMENT_H_
+#pragma once
 
 #include <ostream>
 #include <string>
@@ -34,5 +33,3 @@ Json CalibrationDocument(const std::vector<Trace>& traces, const std::vector<std
 void PrintCalibration(const Style& style, const Json& document, std::ostream& out);
 
 }  // namespace kvstrata::cli
-
-#endif  // KVSTRATA_CLIENT_CLI_CALIBRATION_DOCUMENT_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Completion scripts from a command table.
-#ifndef KVSTRATA_CLIENT_CLI_COMPLETION_H_
-#define KVSTRATA_CLIENT_CLI_COMPLETION_H_
+#pragma once
 
 #include <CLI/CLI.hpp>
 #include <string>
@@ -18,5 +17,3 @@ std::string CompletionScript(const CLI::App& root, const std::string& shell);
 std::string_view LiveKindOf(const CLI::Option& option);
 
 }  // namespace kvstrata::cli
-
-#endif  // KVSTRATA_CLIENT_CLI_COMPLETION_H_

@@ -64,7 +64,6 @@ Result<int> Check(const Options& options, const std::string& file) {
 
 void AddConfig(CLI::App& app, Invocation& invocation) {
   CLI::App* noun = app.add_subcommand("config", "Configuration of the daemon");
-  noun->require_subcommand(1);
   Runs(noun->add_subcommand("show", "Every key, its value and where it comes from"), invocation,
        Lists(&v1::Admin::Stub::GetConfig, "entries", kConfigList));
   auto dry_run = std::make_shared<bool>(false);

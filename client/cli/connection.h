@@ -5,8 +5,7 @@
 // socket is then an errno with a name, not "failed to connect to all addresses", and nothing
 // retries. Threads: one. Cost: a call blocks until its answer or Options::timeout. Errors:
 // SOCKET_INVALID, SOCKET_DENIED, DAEMON_UNREACHABLE, DEADLINE, and the daemon's own.
-#ifndef KVSTRATA_CLIENT_CLI_CONNECTION_H_
-#define KVSTRATA_CLIENT_CLI_CONNECTION_H_
+#pragma once
 
 #include <google/protobuf/message.h>
 #include <grpcpp/grpcpp.h>
@@ -133,5 +132,3 @@ Status GoesOn(Status ended, std::string_view reason);
 Result<v1::Model> NamedModel(Connection* connection, const std::string& wanted);
 
 }  // namespace kvstrata::cli
-
-#endif  // KVSTRATA_CLIENT_CLI_CONNECTION_H_

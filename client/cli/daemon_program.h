@@ -3,8 +3,7 @@
 // machine.
 //
 // Threads: one. Cost: a process; blocks until it ends or for `timeout`, after which it is killed.
-#ifndef KVSTRATA_CLIENT_CLI_DAEMON_PROGRAM_H_
-#define KVSTRATA_CLIENT_CLI_DAEMON_PROGRAM_H_
+#pragma once
 
 #include <chrono>
 #include <string>
@@ -28,5 +27,3 @@ Result<Finished> RunChild(std::vector<std::string> command, std::chrono::millise
                           std::string* unfinished = nullptr);
 
 }  // namespace kvstrata::cli
-
-#endif  // KVSTRATA_CLIENT_CLI_DAEMON_PROGRAM_H_

@@ -192,7 +192,6 @@ Result<int> Write(const Options& options, std::string folder) {
 
 void AddDebug(CLI::App& app, Invocation& invocation) {
   CLI::App* noun = app.add_subcommand("debug", "For reports of bugs");
-  noun->require_subcommand(1);
   auto folder = std::make_shared<std::string>();
   CLI::App* verb = noun->add_subcommand(
       "dump", "Write what a bug report needs into a new folder; no contents, no secrets");

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Events of the daemon as documents and as text. Pure functions.
-#ifndef KVSTRATA_CLIENT_CLI_EVENT_TEXT_H_
-#define KVSTRATA_CLIENT_CLI_EVENT_TEXT_H_
+#pragma once
 
 #include <cstddef>
 #include <string>
@@ -22,5 +21,3 @@ std::string EventDetails(const Json& fields);
 std::string FoldedEvent(const Json& event, size_t width);
 
 }  // namespace kvstrata::cli
-
-#endif  // KVSTRATA_CLIENT_CLI_EVENT_TEXT_H_

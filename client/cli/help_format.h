@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What --help looks like: descriptions are folded below themselves, so that a line fits the
 // terminal (LineWidth), and has at most 100 cells; in a pipe without COLUMNS they are whole.
-#ifndef KVSTRATA_CLIENT_CLI_HELP_FORMAT_H_
-#define KVSTRATA_CLIENT_CLI_HELP_FORMAT_H_
+#pragma once
 
 #include <CLI/CLI.hpp>
 #include <span>
@@ -43,5 +42,3 @@ std::span<const Examples> AllExamples();
 const Examples* ExamplesOf(std::string_view verb);
 
 }  // namespace kvstrata::cli
-
-#endif  // KVSTRATA_CLIENT_CLI_HELP_FORMAT_H_

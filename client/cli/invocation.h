@@ -5,8 +5,7 @@
 // next step.
 //
 // Ownership: the Invocation outlives the CLI11 table; callbacks capture it by reference.
-#ifndef KVSTRATA_CLIENT_CLI_INVOCATION_H_
-#define KVSTRATA_CLIENT_CLI_INVOCATION_H_
+#pragma once
 
 #include <CLI/CLI.hpp>
 #include <chrono>
@@ -147,5 +146,3 @@ void EachVerb(const CLI::App& app, const std::function<void(CLI::App&, const std
               const std::string& path = "");
 
 }  // namespace kvstrata::cli
-
-#endif  // KVSTRATA_CLIENT_CLI_INVOCATION_H_

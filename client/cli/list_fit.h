@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which columns of a list a terminal has room for. Pure functions; any thread.
-#ifndef KVSTRATA_CLIENT_CLI_LIST_FIT_H_
-#define KVSTRATA_CLIENT_CLI_LIST_FIT_H_
+#pragma once
 
 #include <cstddef>
 #include <span>
@@ -31,5 +30,3 @@ std::vector<std::string> Wrap(std::string_view text, size_t width);
 size_t LineWidth();
 
 }  // namespace kvstrata::cli
-
-#endif  // KVSTRATA_CLIENT_CLI_LIST_FIT_H_

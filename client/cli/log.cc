@@ -30,7 +30,6 @@ Result<int> Level(const Options& options, const std::string& level) {
 
 void AddLog(CLI::App& app, Invocation& invocation) {
   CLI::App* noun = app.add_subcommand("log", "The daemon's log");
-  noun->require_subcommand(1);
   auto level = std::make_shared<std::string>();
   CLI::App* verb = noun->add_subcommand(
       "level", "Show the least severe level that is written, or set it until the daemon ends");

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Metrics of docs/spec/README.md over one replay: distributions, oracle top-k, relative error.
 // Pure functions and values; double precision.
-#ifndef KVSTRATA_CLIENT_CLI_METRICS_H_
-#define KVSTRATA_CLIENT_CLI_METRICS_H_
+#pragma once
 
 #include <cstdint>
 #include <span>
@@ -51,5 +50,3 @@ double Overlap(std::span<const int32_t> a, std::span<const int32_t> b);
 std::vector<int32_t> SpreadOver(int32_t n, int32_t most);
 
 }  // namespace kvstrata::cli
-
-#endif  // KVSTRATA_CLIENT_CLI_METRICS_H_

@@ -55,7 +55,6 @@ Result<int> ShowModel(const Options& options, const std::string& wanted) {
 
 void AddModel(CLI::App& app, Invocation& invocation) {
   CLI::App* noun = app.add_subcommand("model", "Models: geometries that engines registered");
-  noun->require_subcommand(1);
   Shows(noun->add_subcommand("ls", "All registered models"), invocation,
         Lists(&v1::Control::Stub::ListModels, "models", kModelList));
   auto model = std::make_shared<std::string>();

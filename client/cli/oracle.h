@@ -6,8 +6,7 @@
 // Threads: immutable. Cost: the constructor reads the layer's keys once per query head; memory is
 // 8 bytes per query head and position. A trace with keys = pre_rope is rotated to its positions
 // first: a cosine and a sine a pair, head and position.
-#ifndef KVSTRATA_CLIENT_CLI_ORACLE_H_
-#define KVSTRATA_CLIENT_CLI_ORACLE_H_
+#pragma once
 
 #include <cstdint>
 #include <span>
@@ -44,5 +43,3 @@ class Oracle {
 };
 
 }  // namespace kvstrata::cli
-
-#endif  // KVSTRATA_CLIENT_CLI_ORACLE_H_

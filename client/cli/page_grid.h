@@ -3,8 +3,7 @@
 //
 // The glyph's weight says how often steps selected the page, its family and colour in which tier it
 // lies; without colour the family alone does. Pure functions.
-#ifndef KVSTRATA_CLIENT_CLI_PAGE_GRID_H_
-#define KVSTRATA_CLIENT_CLI_PAGE_GRID_H_
+#pragma once
 
 #include <cstdint>
 #include <span>
@@ -45,5 +44,3 @@ std::string SelectionStrip(std::span<const uint32_t> selected, int cells, bool a
 double SelectedShare(uint64_t selected, uint64_t pages, uint64_t layers, uint64_t steps);
 
 }  // namespace kvstrata::cli
-
-#endif  // KVSTRATA_CLIENT_CLI_PAGE_GRID_H_

@@ -82,7 +82,6 @@ Result<int> Remove(const Options& options, uint64_t pin) {
 
 void AddPin(CLI::App& app, Invocation& invocation) {
   CLI::App* noun = app.add_subcommand("pin", "Pins: prefixes that eviction spares");
-  noun->require_subcommand(1);
   Shows(noun->add_subcommand("ls", "All pins, where their pages are, and their time"), invocation,
         Lists(&v1::Admin::Stub::ListPins, "pins", kPinList));
 

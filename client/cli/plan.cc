@@ -41,7 +41,6 @@ Result<int> ShowPlan(const Options& options, const std::string& plan) {
 
 void AddPlan(CLI::App& app, Invocation& invocation) {
   CLI::App* noun = app.add_subcommand("plan", "Plans: how sequences are cut, selected and stored");
-  noun->require_subcommand(1);
   Runs(noun->add_subcommand("ls", "Presets and the configuration's named plans"), invocation,
        Lists(&v1::Control::Stub::ListPlans, "plans", kPlanList));
   auto plan = std::make_shared<std::string>();

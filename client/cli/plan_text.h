@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // PlanText: what a plan's text with every option (kvs_sequence_plan) says about how a replay may
 // measure it. Pure functions; the text is the daemon's, so nothing is refused here.
-#ifndef KVSTRATA_CLIENT_CLI_PLAN_TEXT_H_
-#define KVSTRATA_CLIENT_CLI_PLAN_TEXT_H_
+#pragma once
 
 #include <string>
 #include <string_view>
@@ -21,5 +20,3 @@ bool StoresRaw(std::string_view text);
 bool AttendsPositionsOnly(std::string_view text);
 
 }  // namespace kvstrata::cli
-
-#endif  // KVSTRATA_CLIENT_CLI_PLAN_TEXT_H_

@@ -87,7 +87,6 @@ Result<int> Evict(const Options& options, bool dry_run, bool yes) {
 
 void AddPool(CLI::App& app, Invocation& invocation) {
   CLI::App* noun = app.add_subcommand("pool", "Pools: the memory of each tier");
-  noun->require_subcommand(1);
   Shows(noun->add_subcommand("ls",
                              "Capacity, use and cache of every pool; PINNED: what only pins keep"),
         invocation, ListPools);

@@ -5,8 +5,7 @@
 //
 // Pure functions that write to the stream they are given. Text from other processes (client names)
 // has its control characters escaped in tables, so that nobody can repaint an operator's terminal.
-#ifndef KVSTRATA_CLIENT_CLI_PRINTER_H_
-#define KVSTRATA_CLIENT_CLI_PRINTER_H_
+#pragma once
 
 #include <cstdint>
 #include <nlohmann/json.hpp>
@@ -77,5 +76,3 @@ std::string OrDash(const Json& value);
 size_t Width(std::string_view text);
 
 }  // namespace kvstrata::cli
-
-#endif  // KVSTRATA_CLIENT_CLI_PRINTER_H_

@@ -92,7 +92,6 @@ void AddUserAndLimit(CLI::App* verb, WantedQuota* wanted) {
 
 void AddQuota(CLI::App& app, Invocation& invocation) {
   CLI::App* noun = app.add_subcommand("quota", "Quotas: what each user may hold, and holds");
-  noun->require_subcommand(1);
   Shows(noun->add_subcommand("ls", "All users, what they hold, and their limits"), invocation,
         ListQuotas);
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Users and their limits as tables. Pure functions that write to the stream they are given.
-#ifndef KVSTRATA_CLIENT_CLI_QUOTA_TABLE_H_
-#define KVSTRATA_CLIENT_CLI_QUOTA_TABLE_H_
+#pragma once
 
 #include <ostream>
 
@@ -24,5 +23,3 @@ void PrintUsersAtLimits(const Style& style, const Json& document, std::ostream& 
 void PrintCgroups(const Style& style, const Json& document, std::ostream& out);
 
 }  // namespace kvstrata::cli
-
-#endif  // KVSTRATA_CLIENT_CLI_QUOTA_TABLE_H_

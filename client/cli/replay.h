@@ -6,8 +6,7 @@
 // Threads: one. Cost: prefill appends only (the queries of the trace's tail are attended), a step
 // is one decode step per plan; the oracle of a sampled step and layer reads all its keys once per
 // head. Errors: those of the C ABI, and REPLAY_* for arguments that the trace cannot satisfy.
-#ifndef KVSTRATA_CLIENT_CLI_REPLAY_H_
-#define KVSTRATA_CLIENT_CLI_REPLAY_H_
+#pragma once
 
 #include <chrono>
 #include <cstdint>
@@ -78,5 +77,3 @@ Result<ReplayReport> Replay(const Trace& trace, const ReplayOptions& options,
                             const ReplayProgress& progress);
 
 }  // namespace kvstrata::cli
-
-#endif  // KVSTRATA_CLIENT_CLI_REPLAY_H_

@@ -2,8 +2,7 @@
 // ReplayStream: one sequence of a replay, under one plan, through the C ABI.
 //
 // Ownership: borrows session, trace and layers; closes its sequence. Threads: one.
-#ifndef KVSTRATA_CLIENT_CLI_REPLAY_STREAM_H_
-#define KVSTRATA_CLIENT_CLI_REPLAY_STREAM_H_
+#pragma once
 
 #include <chrono>
 #include <cstddef>
@@ -135,5 +134,3 @@ class ReplayStream {
 };
 
 }  // namespace kvstrata::cli
-
-#endif  // KVSTRATA_CLIENT_CLI_REPLAY_STREAM_H_

@@ -270,7 +270,6 @@ Result<int> Cancel(const Options& options, uint64_t sequence) {
 void AddSequence(CLI::App& app, Invocation& invocation) {
   CLI::App* noun =
       app.add_subcommand("seq", "Sequences: their pages, where they lie, what is read");
-  noun->require_subcommand(1);
   auto args = std::make_shared<SequenceArguments>();
   const auto add = [&](const char* name, const char* description) {
     CLI::App* verb = noun->add_subcommand(name, description);

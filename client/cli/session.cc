@@ -30,7 +30,6 @@ constexpr Column kSessionList[] = {
 
 void AddSession(CLI::App& app, Invocation& invocation) {
   CLI::App* noun = app.add_subcommand("session", "Sessions: attached engines and tools");
-  noun->require_subcommand(1);
   Shows(noun->add_subcommand("ls",
                              "All sessions, what they hold, whether they are in a step or ended "
                              "while their process lives"),

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Spelling: which word of a command line is no verb, and what was probably meant. Pure functions.
-#ifndef KVSTRATA_CLIENT_CLI_SPELLING_H_
-#define KVSTRATA_CLIENT_CLI_SPELLING_H_
+#pragma once
 
 #include <CLI/CLI.hpp>
 #include <span>
@@ -26,5 +25,3 @@ std::string UnknownVerb(const CLI::App& app, const std::vector<std::string>& wor
 std::string VerbNamed(const CLI::App& app, const std::vector<std::string>& words);
 
 }  // namespace kvstrata::cli
-
-#endif  // KVSTRATA_CLIENT_CLI_SPELLING_H_

@@ -71,6 +71,9 @@ void BuildTable(CLI::App& app, Invocation& invocation) {
   app.require_subcommand(1);
   AddGlobalOptions(app, invocation);
   for (const AddNoun add : kNouns) add(app, invocation);
+  for (CLI::App* noun : app.get_subcommands(nullptr)) {
+    if (!noun->get_subcommands(nullptr).empty()) noun->require_subcommand(1);
+  }
   EachVerb(app, [&app](CLI::App& verb, const std::string& name) {
     verb.footer([&app, name] { return HelpTail(app, name); });
   });

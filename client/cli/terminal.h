@@ -7,8 +7,7 @@
 // One at a time in a process. Thread-safety: one thread; signals may come to any.
 // Errors: FAILED_PRECONDITION TERMINAL_NONE where stdin or stdout is no terminal, or TERM says that
 // it cannot.
-#ifndef KVSTRATA_CLIENT_CLI_TERMINAL_H_
-#define KVSTRATA_CLIENT_CLI_TERMINAL_H_
+#pragma once
 
 #include <unistd.h>
 
@@ -88,5 +87,3 @@ class ProgressLine {
 };
 
 }  // namespace kvstrata::cli
-
-#endif  // KVSTRATA_CLIENT_CLI_TERMINAL_H_

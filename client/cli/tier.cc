@@ -285,7 +285,6 @@ Result<int> Resize(const Options& options, const std::string& tier, const std::s
 
 void AddTier(CLI::App& app, Invocation& invocation) {
   CLI::App* noun = app.add_subcommand("tier", "Tiers: the disk below memory, and what nodes share");
-  noun->require_subcommand(1);
   Shows(noun->add_subcommand("ls", "What the disk and the remote tier hold and failed at, and why"),
         invocation, ListTiers);
   Shows(noun->add_subcommand("show", "All of the disk tier's state and counters"), invocation,

@@ -4,8 +4,7 @@
 //
 // Thread-safety: one thread. Cost: three calls a look, one for each sequence that is sampled.
 // Errors: those of the connection; the next call dials anew.
-#ifndef KVSTRATA_CLIENT_CLI_TOP_SOURCE_H_
-#define KVSTRATA_CLIENT_CLI_TOP_SOURCE_H_
+#pragma once
 
 #include <chrono>
 #include <map>
@@ -56,5 +55,3 @@ class TopSource {
 };
 
 }  // namespace kvstrata::cli
-
-#endif  // KVSTRATA_CLIENT_CLI_TOP_SOURCE_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What `kvstrata top` shows of a daemon at one moment, and of the time since the moment before.
 // Plain values.
-#ifndef KVSTRATA_CLIENT_CLI_TOP_VIEW_H_
-#define KVSTRATA_CLIENT_CLI_TOP_VIEW_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -90,5 +89,3 @@ std::vector<std::string> TopTable(const TopView& view, const TopLook& look);
 size_t TopTableRoom(const TopView& view, const TopLook& look);
 
 }  // namespace kvstrata::cli
-
-#endif  // KVSTRATA_CLIENT_CLI_TOP_VIEW_H_

@@ -5,8 +5,7 @@
 // finite values. Ownership: owns the file's mapping; keys, values and queries point into it.
 // Threads: immutable. Cost: Open reads every byte once.
 // Errors: those of safetensors.h, TRACE_VERSION, TRACE_METADATA, TRACE_TENSOR, TRACE_VALUE.
-#ifndef KVSTRATA_CLIENT_CLI_TRACE_H_
-#define KVSTRATA_CLIENT_CLI_TRACE_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -101,5 +100,3 @@ inline float FromBf16(uint16_t bits) {
 }
 
 }  // namespace kvstrata::cli
-
-#endif  // KVSTRATA_CLIENT_CLI_TRACE_H_

@@ -218,7 +218,6 @@ Result<int> Verify(const Options& options, const std::vector<std::string>& keys)
 
 void AddValue(CLI::App& app, Invocation& invocation) {
   CLI::App* noun = app.add_subcommand("value", "Values of memory and disk, one by one");
-  noun->require_subcommand(1);
 
   CLI::App* list = noun->add_subcommand("ls", "What memory and disk hold, and under which key");
   auto listing = std::make_shared<Listing>();

@@ -22,7 +22,6 @@ constexpr Column kWorkList[] = {
 
 void AddWork(CLI::App& app, Invocation& invocation) {
   CLI::App* noun = app.add_subcommand("work", "Work: sequences that are being recompressed");
-  noun->require_subcommand(1);
   Shows(noun->add_subcommand("ls", "What runs, what waits, and why something failed"), invocation,
         Lists(&v1::Admin::Stub::ListWork, "work", kWorkList));
 }

@@ -6,8 +6,7 @@
 // Ownership: owns the socket, the doorbell and both mappings. The socket is the session's lease.
 // Threads: Poll, gone and RingDoorbell from any thread.
 // Cost: Poll is one non-blocking recvmsg; Dial waits at most `timeout`.
-#ifndef KVSTRATA_CLIENT_LINKED_ATTACH_H_
-#define KVSTRATA_CLIENT_LINKED_ATTACH_H_
+#pragma once
 
 #include <atomic>
 #include <chrono>
@@ -82,5 +81,3 @@ class Connection {
 };
 
 }  // namespace kvstrata::client
-
-#endif  // KVSTRATA_CLIENT_LINKED_ATTACH_H_

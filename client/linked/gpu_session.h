@@ -8,8 +8,7 @@
 // a page whose rows are not there yet.
 //
 // Threads: any; one short lock. Destruction waits for the GPU.
-#ifndef KVSTRATA_CLIENT_LINKED_GPU_SESSION_H_
-#define KVSTRATA_CLIENT_LINKED_GPU_SESSION_H_
+#pragma once
 
 #include <array>
 #include <atomic>
@@ -93,5 +92,3 @@ class GpuSession {
 };
 
 }  // namespace kvstrata::client
-
-#endif  // KVSTRATA_CLIENT_LINKED_GPU_SESSION_H_

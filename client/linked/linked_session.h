@@ -6,8 +6,7 @@
 // A Sequence's mu is held by the call that uses it, taken with try_lock: two threads on one
 // sequence are refused, not queued. Between begin and end a step has the sequence by `in_step`
 // instead.
-#ifndef KVSTRATA_CLIENT_LINKED_LINKED_SESSION_H_
-#define KVSTRATA_CLIENT_LINKED_LINKED_SESSION_H_
+#pragma once
 
 #include <atomic>
 #include <chrono>
@@ -270,5 +269,3 @@ class Lending {
 void ReleaseStaged(Sequence* s, uint32_t acknowledged);
 
 }  // namespace kvstrata::client
-
-#endif  // KVSTRATA_CLIENT_LINKED_LINKED_SESSION_H_

@@ -9,8 +9,7 @@
 // an error, never a fault. Mappings are not inherited by fork() nor dumped in a core.
 // Cost: Resolve is a hash look-up; the first use of an arena is one mmap (no memory is touched),
 // with a GPU 0.2 ms (an arena there) or 45 ms a GiB (registration).
-#ifndef KVSTRATA_CLIENT_LINKED_PAGE_MAP_H_
-#define KVSTRATA_CLIENT_LINKED_PAGE_MAP_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -97,5 +96,3 @@ class PageMap {
 };
 
 }  // namespace kvstrata::client
-
-#endif  // KVSTRATA_CLIENT_LINKED_PAGE_MAP_H_

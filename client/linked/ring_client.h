@@ -7,8 +7,7 @@
 // (DEADLINE_EXCEEDED), or what the daemon replied.
 // Cost: a call spins 20 us for its reply, yielding its core after 4, then sleeps; an event is one
 // copy into the ring. No system call while the daemon's ring server is awake.
-#ifndef KVSTRATA_CLIENT_LINKED_RING_CLIENT_H_
-#define KVSTRATA_CLIENT_LINKED_RING_CLIENT_H_
+#pragma once
 
 #include <chrono>
 #include <condition_variable>
@@ -120,5 +119,3 @@ class RingClient {
 };
 
 }  // namespace kvstrata::client
-
-#endif  // KVSTRATA_CLIENT_LINKED_RING_CLIENT_H_

@@ -3,8 +3,7 @@
 // copied into a memfd that the daemon reads in their place (KVS_MEMORY_PROCESS).
 //
 // Threads: Take and GiveBack any; a block that is taken is its taker's.
-#ifndef KVSTRATA_CLIENT_LINKED_STAGED_BLOCKS_H_
-#define KVSTRATA_CLIENT_LINKED_STAGED_BLOCKS_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -63,5 +62,3 @@ class StagedBlocks {
 };
 
 }  // namespace kvstrata::client
-
-#endif  // KVSTRATA_CLIENT_LINKED_STAGED_BLOCKS_H_

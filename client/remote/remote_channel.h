@@ -6,8 +6,7 @@
 // names, no proxy or resolver is asked, and a daemon that restarts is another daemon: nothing
 // reconnects. Threads: any; one of its own waits for the end of the stream. Cost: a call blocks
 // until its answer or the timeout.
-#ifndef KVSTRATA_CLIENT_REMOTE_REMOTE_CHANNEL_H_
-#define KVSTRATA_CLIENT_REMOTE_REMOTE_CHANNEL_H_
+#pragma once
 
 #include <grpcpp/grpcpp.h>
 #include <sys/types.h>
@@ -96,5 +95,3 @@ class RemoteChannel {
 };
 
 }  // namespace kvstrata::client
-
-#endif  // KVSTRATA_CLIENT_REMOTE_REMOTE_CHANNEL_H_

@@ -4,8 +4,7 @@
 //
 // Any backend can be forced: KVSTRATA_BACKEND in the environment, `backend` in the daemon's
 // configuration, kvs_attach_options.backend in a client. Tables live for the process; thread-safe.
-#ifndef KVSTRATA_KERNELS_BACKEND_BACKEND_H_
-#define KVSTRATA_KERNELS_BACKEND_BACKEND_H_
+#pragma once
 
 #include <span>
 #include <string_view>
@@ -57,5 +56,3 @@ std::span<const Backend> Backends();
 Result<const Backend*> FindBackend(std::string_view name);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_BACKEND_BACKEND_H_

@@ -21,8 +21,7 @@
 // Threads: one call at a time. Calls of one instance are of one stream, or ordered by it. Cost:
 // Begin one kernel, and one more where a unit was completed; Attend two to four; Audit those of an
 // Attend of one row, and one that reads all of the row's keys and values.
-#ifndef KVSTRATA_KERNELS_BLOCKS_BLOCK_ATTENTION_H_
-#define KVSTRATA_KERNELS_BLOCKS_BLOCK_ATTENTION_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -133,5 +132,3 @@ class BlockAttention {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_BLOCKS_BLOCK_ATTENTION_H_

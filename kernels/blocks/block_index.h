@@ -8,8 +8,7 @@
 //
 // Addresses are distances from a layer's beginning, as op block_pages has them; ops get the layer's
 // address as an offset. Immutable; any thread.
-#ifndef KVSTRATA_KERNELS_BLOCKS_BLOCK_INDEX_H_
-#define KVSTRATA_KERNELS_BLOCKS_BLOCK_INDEX_H_
+#pragma once
 
 #include <cstdint>
 #include <span>
@@ -68,5 +67,3 @@ class BlockIndex {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_BLOCKS_BLOCK_INDEX_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // BlockLists: scores of a step's candidates, and the lists that op pick makes of them; of selectors
 // over an engine's own blocks. As BlockSelector.
-#ifndef KVSTRATA_KERNELS_BLOCKS_BLOCK_LISTS_H_
-#define KVSTRATA_KERNELS_BLOCKS_BLOCK_LISTS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -38,5 +37,3 @@ class BlockLists {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_BLOCKS_BLOCK_LISTS_H_

@@ -27,8 +27,7 @@
 // Begin two kernels, four with lower = "host"; Decode three, and one more for each layer, or where
 // layers lie at one distance for all of them; Prompt one to three, which read each sealed group
 // once and write all rows.
-#ifndef KVSTRATA_KERNELS_BLOCKS_BLOCK_PLANES_H_
-#define KVSTRATA_KERNELS_BLOCKS_BLOCK_PLANES_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -150,5 +149,3 @@ class BlockPlanes {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_BLOCKS_BLOCK_PLANES_H_

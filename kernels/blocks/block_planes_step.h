@@ -2,8 +2,7 @@
 // BlockPlanesStep: what of a step over an engine's own blocks the ops of plan planes read on the
 // GPU, row by row: where blocks and slots lie, how many tokens are sealed, what is full. A part of
 // BlockPlanes; as it.
-#ifndef KVSTRATA_KERNELS_BLOCKS_BLOCK_PLANES_STEP_H_
-#define KVSTRATA_KERNELS_BLOCKS_BLOCK_PLANES_STEP_H_
+#pragma once
 
 #include <cstdint>
 
@@ -99,5 +98,3 @@ class BlockPlanesStep {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_BLOCKS_BLOCK_PLANES_STEP_H_

@@ -5,8 +5,7 @@
 //
 // Made by NewBlockSelector, one file a selector. Immutable but for its workspace; calls of one
 // stream at a time.
-#ifndef KVSTRATA_KERNELS_BLOCKS_BLOCK_SELECTOR_H_
-#define KVSTRATA_KERNELS_BLOCKS_BLOCK_SELECTOR_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -54,5 +53,3 @@ std::unique_ptr<BlockSelector> NewBlockBits(const BlockSelectorSource& source);
 std::unique_ptr<BlockSelector> NewBlockVote(const BlockSelectorSource& source);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_BLOCKS_BLOCK_SELECTOR_H_

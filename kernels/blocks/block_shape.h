@@ -6,8 +6,7 @@
 //     layer + block * block_stride + h * head_stride + t * slot_stride
 // and its value value_offset further. A plan's index lies index_offset behind a block's beginning
 // (block_index.h). Values; pure functions; any thread.
-#ifndef KVSTRATA_KERNELS_BLOCKS_BLOCK_SHAPE_H_
-#define KVSTRATA_KERNELS_BLOCKS_BLOCK_SHAPE_H_
+#pragma once
 
 #include <cstdint>
 
@@ -32,5 +31,3 @@ struct BlockShape {
 Status CheckBlockShape(const BlockShape& shape);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_BLOCKS_BLOCK_SHAPE_H_

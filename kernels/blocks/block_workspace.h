@@ -2,8 +2,7 @@
 // BlockWorkspace: what a BlockAttention keeps on a GPU between and during steps, as pieces of one
 // allocation that the engine makes, inside its own budget. First all pieces are asked for, then the
 // memory is given, all zero. Not thread-safe.
-#ifndef KVSTRATA_KERNELS_BLOCKS_BLOCK_WORKSPACE_H_
-#define KVSTRATA_KERNELS_BLOCKS_BLOCK_WORKSPACE_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -42,5 +41,3 @@ class BlockWorkspace {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_BLOCKS_BLOCK_WORKSPACE_H_

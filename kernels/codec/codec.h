@@ -16,8 +16,7 @@
 // store runs a clone of its own, without any lock, for seconds, and keeps it if it succeeded.
 // Deterministic: the state after a series of commits depends on them alone, if Run is called until
 // Due is false after each (kvs_settle); when workers lag, rows stay raw for longer, nothing else.
-#ifndef KVSTRATA_KERNELS_CODEC_CODEC_H_
-#define KVSTRATA_KERNELS_CODEC_CODEC_H_
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -159,6 +158,9 @@ struct Codec {
   // Whether its last extents may go, where raw rows of their tokens are there: a Run goes on from
   // those that are left.
   bool drops_last = false;
+  // Whether steps of a GPU compute the end of a prompt from its extents, too, where raw rows are
+  // gone; else a prompt is opened there on raw pages alone.
+  bool serves_prompts_on_gpu = false;
   // `parameters` may be null (untrained fallback; codecs that take none).
   std::unique_ptr<Recompressor> (*recompressor)(const Plan& plan, const Geometry& geometry,
                                                 ParametersPtr parameters) = nullptr;
@@ -218,5 +220,3 @@ Result<GpuPackers> NewGpuPackers(const cuda::CudaOps& ops, int device);
 uint32_t CodecNeeds(const Plan& plan);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_CODEC_CODEC_H_

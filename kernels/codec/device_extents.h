@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What packers on a GPU share: memory for extents, and whether what is to be packed lies there.
 // Private to codecs.
-#ifndef KVSTRATA_KERNELS_CODEC_DEVICE_EXTENTS_H_
-#define KVSTRATA_KERNELS_CODEC_DEVICE_EXTENTS_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -52,5 +51,3 @@ class DeviceExtents : public std::enable_shared_from_this<DeviceExtents> {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_CODEC_DEVICE_EXTENTS_H_

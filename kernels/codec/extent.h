@@ -21,8 +21,7 @@
 // itself, held against the extent's size as ever; what they would read beyond the description is
 // EXTENT_INVALID. Bulk arrays (rows, rotations, means, factors, losses) are in no description.
 // Threads: plain data; any.
-#ifndef KVSTRATA_KERNELS_CODEC_EXTENT_H_
-#define KVSTRATA_KERNELS_CODEC_EXTENT_H_
+#pragma once
 
 #include <algorithm>
 #include <cstddef>
@@ -104,5 +103,3 @@ Status CopyVerified(std::span<const std::byte> extent, const ExtentCopier& copy)
 ExtentKind KindOf(const ExtentView& extent);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_CODEC_EXTENT_H_

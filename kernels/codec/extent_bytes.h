@@ -3,10 +3,8 @@
 // addresses of arrays that have been held against the extent's size. Private to codecs.
 //
 // Threads: a writer belongs to one thread until Allocate; then any thread may fill its own arrays.
-#ifndef KVSTRATA_KERNELS_CODEC_EXTENT_BYTES_H_
-#define KVSTRATA_KERNELS_CODEC_EXTENT_BYTES_H_
+#pragma once
 
-#include <algorithm>
 #include <cstring>
 #include <span>
 #include <string_view>
@@ -119,5 +117,3 @@ class ExtentReader {
 Status DamagedExtent(Run tokens, std::string_view what);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_CODEC_EXTENT_BYTES_H_

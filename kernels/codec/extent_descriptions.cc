@@ -2,7 +2,6 @@
 #include "kernels/codec/extent_descriptions.h"
 
 #include <algorithm>
-#include <utility>
 
 namespace kvstrata {
 

@@ -4,8 +4,7 @@
 //
 // Ownership: owns the copies; views that were described point into them. Threads: one at a time.
 // Cost: two short copies for each new extent, which Describe waits for.
-#ifndef KVSTRATA_KERNELS_CODEC_EXTENT_DESCRIPTIONS_H_
-#define KVSTRATA_KERNELS_CODEC_EXTENT_DESCRIPTIONS_H_
+#pragma once
 
 #include <functional>
 #include <map>
@@ -36,5 +35,3 @@ class ExtentDescriptions {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_CODEC_EXTENT_DESCRIPTIONS_H_

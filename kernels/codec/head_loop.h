@@ -3,8 +3,7 @@
 // rows for it are there. Private to codecs.
 //
 // Threads: fn runs on the executor's; it must not call its ParallelFor (ops get InlineExecutor).
-#ifndef KVSTRATA_KERNELS_CODEC_HEAD_LOOP_H_
-#define KVSTRATA_KERNELS_CODEC_HEAD_LOOP_H_
+#pragma once
 
 #include <functional>
 
@@ -46,5 +45,3 @@ std::vector<ExtentDraft> KeepFirst(const SequenceView& view, int32_t count);
 std::vector<Run> ReleasedRows(const RecompressInput& input, int32_t end);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_CODEC_HEAD_LOOP_H_

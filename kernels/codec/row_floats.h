@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A row of any dtype as floats. Private to codecs.
-#ifndef KVSTRATA_KERNELS_CODEC_ROW_FLOATS_H_
-#define KVSTRATA_KERNELS_CODEC_ROW_FLOATS_H_
+#pragma once
 
 #include "kernels/pages/element.h"
 #include "kernels/pages/page_view.h"
@@ -20,5 +19,3 @@ inline void WidenRow(const PagedRows& rows, int32_t t, float* out) {
 }
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_CODEC_ROW_FLOATS_H_

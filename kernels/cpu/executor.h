@@ -3,8 +3,7 @@
 //
 // Results never depend on the executor: ops split work by length, never by thread count.
 // Thread-safety: ParallelFor may be called from several threads at once.
-#ifndef KVSTRATA_KERNELS_CPU_EXECUTOR_H_
-#define KVSTRATA_KERNELS_CPU_EXECUTOR_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -32,5 +31,3 @@ Executor& InlineExecutor();
 std::unique_ptr<Executor> NewThreadPool(int threads);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_CPU_EXECUTOR_H_

@@ -13,8 +13,7 @@
 // in the last bits between targets, never between calls on one target. An x86 without SSE4.2 has no
 // target and no simd backend (backend.h).
 // Threads: any; ForceSimdTarget is for tests and must not race with ops. Cost: one atomic load.
-#ifndef KVSTRATA_KERNELS_CPU_SIMD_TARGET_H_
-#define KVSTRATA_KERNELS_CPU_SIMD_TARGET_H_
+#pragma once
 
 // AVX3_DL adds nothing our ops use, SSSE3 nothing over SSE4 on any CPU that matters; each target
 // costs compile time. SVE waits for a machine to test it on.
@@ -57,5 +56,3 @@ void ForceSimdTarget(SimdTarget target);
   static constexpr decltype(&HWY_STATIC_DISPATCH(FN)) FN##Table[] = { \
       HWY_CHOOSE_AVX3(FN), HWY_CHOOSE_AVX2(FN), HWY_CHOOSE_SSE4(FN), HWY_CHOOSE_NEON(FN)}
 #define KVS_SIMD_CALL(FN) (*FN##Table[static_cast<int>(::kvstrata::CurrentSimdTarget())])
-
-#endif  // KVSTRATA_KERNELS_CPU_SIMD_TARGET_H_

@@ -3,8 +3,7 @@
 //
 // Looked for in KVSTRATA_CUDA_LIBRARY (a path), else beside the library or program that this code
 // is in and in its ../lib, else where the dynamic linker looks; never in the working directory.
-#ifndef KVSTRATA_KERNELS_CUDA_CUDA_LIBRARY_H_
-#define KVSTRATA_KERNELS_CUDA_CUDA_LIBRARY_H_
+#pragma once
 
 #include "base/status.h"
 #include "kernels/cuda/cuda_ops.h"
@@ -16,5 +15,3 @@ namespace kvstrata::cuda {
 Result<const CudaOps*> LoadCudaOps();
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_CUDA_CUDA_LIBRARY_H_

@@ -7,8 +7,7 @@
 // the host that a captured graph would miss. It returns 0, or a cudaError_t that `error_text`
 // names; errors of the kernels themselves show at the stream's next synchronisation.
 // Threads: any; the current device is the stream's.
-#ifndef KVSTRATA_KERNELS_CUDA_CUDA_OPS_H_
-#define KVSTRATA_KERNELS_CUDA_CUDA_OPS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -159,5 +158,3 @@ struct CudaOps : RuntimeOps, DeviceMemoryOps, StreamOps, SelectionOps, Attention
 }  // namespace kvstrata::cuda
 
 extern "C" [[gnu::visibility("default")]] const kvstrata::cuda::CudaOps* kvs_cuda_ops();
-
-#endif  // KVSTRATA_KERNELS_CUDA_CUDA_OPS_H_

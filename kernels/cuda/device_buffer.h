@@ -4,8 +4,7 @@
 //
 // Ownership: borrow the table of ops. Threads: one call at a time. The device is the one that is
 // current in Reserve. Cost: Reserve and Free may wait for the GPU.
-#ifndef KVSTRATA_KERNELS_CUDA_DEVICE_BUFFER_H_
-#define KVSTRATA_KERNELS_CUDA_DEVICE_BUFFER_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -67,5 +66,3 @@ class PageLockedBuffer {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_CUDA_DEVICE_BUFFER_H_

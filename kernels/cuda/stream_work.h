@@ -4,8 +4,7 @@
 //
 // Functions return 0 or a cudaError_t (CudaOps::error_text). Threads: any; the current device is
 // the stream's. Allocation may wait for the whole device; nothing else waits, but Synchronize.
-#ifndef KVSTRATA_KERNELS_CUDA_STREAM_WORK_H_
-#define KVSTRATA_KERNELS_CUDA_STREAM_WORK_H_
+#pragma once
 
 #include <cstdint>
 
@@ -66,5 +65,3 @@ int IsDeviceMemory(const void* at, bool* device);
 int WriteValue(uint64_t* address, uint64_t value, Stream stream);
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_CUDA_STREAM_WORK_H_

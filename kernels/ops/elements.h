@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Single elements of tensors whose dtype is known at run time: for refs, which go through rows one
 // number at a time. REQUIRES: values aligned to their size.
-#ifndef KVSTRATA_KERNELS_OPS_ELEMENTS_H_
-#define KVSTRATA_KERNELS_OPS_ELEMENTS_H_
+#pragma once
 
 #include "kernels/pages/element.h"
 
@@ -18,5 +17,3 @@ inline void SetElement(void* values, DType dtype, int64_t i, float x) {
 }
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_OPS_ELEMENTS_H_

@@ -2,8 +2,7 @@
 // PlanOps: ops that one plan alone has, as tables of all ops (backend.h, cuda_ops.h) hold them
 // without knowing them. The plan's folder declares its own table, which derives from this.
 // Constants; any thread.
-#ifndef KVSTRATA_KERNELS_OPS_PLAN_OPS_H_
-#define KVSTRATA_KERNELS_OPS_PLAN_OPS_H_
+#pragma once
 
 namespace kvstrata {
 
@@ -17,5 +16,3 @@ const Ops& OpsOf(const PlanOps* ops) {
 }
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_OPS_PLAN_OPS_H_

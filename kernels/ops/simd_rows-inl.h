@@ -20,8 +20,7 @@
 #include "kernels/pages/dtype.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace kvstrata {
-namespace HWY_NAMESPACE {
+namespace kvstrata::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
@@ -188,8 +187,7 @@ HWY_INLINE VF ExpNonPositive(VF x) {
   return hn::IfThenElse(underflow, hn::Zero(d), hn::Mul(p, power));
 }
 
-}  // namespace HWY_NAMESPACE
-}  // namespace kvstrata
+}  // namespace kvstrata::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #endif  // KVSTRATA_KERNELS_OPS_SIMD_ROWS_INL_H_

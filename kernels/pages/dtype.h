@@ -3,8 +3,7 @@
 //
 // bf16 and fp16 are stored as their 16 bits. Conversions from fp32 round to nearest, ties to even;
 // NaN stays NaN (bf16: 0x7FC0).
-#ifndef KVSTRATA_KERNELS_PAGES_DTYPE_H_
-#define KVSTRATA_KERNELS_PAGES_DTYPE_H_
+#pragma once
 
 #include <bit>
 #include <cstdint>
@@ -91,5 +90,3 @@ inline F16 FromFloat<F16>(float x) {
 #endif
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PAGES_DTYPE_H_

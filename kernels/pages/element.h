@@ -3,8 +3,7 @@
 // place where the CPU's code lists the dtypes of rows.
 //
 // Threads: pure; any.
-#ifndef KVSTRATA_KERNELS_PAGES_ELEMENT_H_
-#define KVSTRATA_KERNELS_PAGES_ELEMENT_H_
+#pragma once
 
 #include "kernels/pages/dtype.h"
 
@@ -25,5 +24,3 @@ decltype(auto) WithElement(DType dtype, const Fn& fn) {
 }
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PAGES_ELEMENT_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // InspectArray from the arrays of a selector or a codec. Private to selectors and
 // codecs. Row-major values of `shape`, copied; without a shape: one dimension.
-#ifndef KVSTRATA_KERNELS_PAGES_INSPECT_ARRAY_H_
-#define KVSTRATA_KERNELS_PAGES_INSPECT_ARRAY_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -38,5 +37,3 @@ InspectArray ArrayOf(InspectArray::Type type, const std::vector<T>& values) {
 }
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PAGES_INSPECT_ARRAY_H_

@@ -8,8 +8,7 @@
 //     level by level, each [layer][field][kv_head][unit][dim]
 // so that one (layer, field, head) of a block is one contiguous run of rows for the scoring op.
 // Units of keys in few bits are sealed groups instead, [layer][kv_head][group] (docs/spec/bits.md).
-#ifndef KVSTRATA_KERNELS_PAGES_PAGE_VIEW_H_
-#define KVSTRATA_KERNELS_PAGES_PAGE_VIEW_H_
+#pragma once
 
 #include <array>
 #include <cmath>
@@ -183,5 +182,3 @@ IndexLayout MakeIndexLayout(IndexLayout::Kind kind, const Geometry& g, const int
 IndexLayout MakeBitsLayout(const Geometry& g, int32_t bits, int32_t tokens);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PAGES_PAGE_VIEW_H_

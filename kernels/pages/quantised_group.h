@@ -3,8 +3,7 @@
 // bits a channel (docs/spec/bits.md, "A sealed group in memory").
 //
 //   minimum fp16 [dim], step fp16 [dim], then planes of codes, words of 32 bits [word][token]
-#ifndef KVSTRATA_KERNELS_PAGES_QUANTISED_GROUP_H_
-#define KVSTRATA_KERNELS_PAGES_QUANTISED_GROUP_H_
+#pragma once
 
 #include <cstdint>
 
@@ -39,5 +38,3 @@ struct QuantisedGroup {
 inline constexpr float kQuantisedMax = 65504;
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PAGES_QUANTISED_GROUP_H_

@@ -7,8 +7,7 @@
 // RotaryTable   cosines and sines, from which any position's rotation is a product of few rows
 //
 // Ownership: values; a table is immutable. Threads: any.
-#ifndef KVSTRATA_KERNELS_PAGES_ROTARY_H_
-#define KVSTRATA_KERNELS_PAGES_ROTARY_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -74,5 +73,3 @@ class RotaryTable {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PAGES_ROTARY_H_

@@ -3,8 +3,7 @@
 // names them; whoever reads a view does so while that table holds (docs/shm_layout.md).
 //
 // Plain data; any thread.
-#ifndef KVSTRATA_KERNELS_PAGES_SEQUENCE_VIEW_H_
-#define KVSTRATA_KERNELS_PAGES_SEQUENCE_VIEW_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -41,5 +40,3 @@ struct SequenceView {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PAGES_SEQUENCE_VIEW_H_

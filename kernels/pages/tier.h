@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tier: the kinds of memory that hold keys and values. A plan names the one that pages are taken
 // from, the store has a pool of each device's and the host's memory. Plain values.
-#ifndef KVSTRATA_KERNELS_PAGES_TIER_H_
-#define KVSTRATA_KERNELS_PAGES_TIER_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -19,5 +18,3 @@ constexpr std::string_view NameOf(Tier tier) {
 }
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PAGES_TIER_H_

@@ -2,8 +2,7 @@
 // Which of the plans that a build may leave out it has: CMake's KVS_PLAN_SEKV and
 // KVS_PLAN_MOSAICKV. Tables have empty rows for what is left out, which answers UNIMPLEMENTED
 // (plan_axes.h). KVS_OF_NAME(...), by what a line of plans/plan_list.h names: empty without it.
-#ifndef KVSTRATA_KERNELS_PLAN_BUILT_PLANS_H_
-#define KVSTRATA_KERNELS_PLAN_BUILT_PLANS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -27,5 +26,3 @@ inline constexpr bool kHasSekv = KVS_OF_SEKV(true);
 inline constexpr bool kHasMosaicKv = KVS_OF_MOSAICKV(true);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLAN_BUILT_PLANS_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Options of segmenters `page`, `hierarchy` and `bits`, and of whoever reads the index that they
 // keep. Their rows: index_rows.h.
-#ifndef KVSTRATA_KERNELS_PLAN_INDEX_OPTIONS_H_
-#define KVSTRATA_KERNELS_PLAN_INDEX_OPTIONS_H_
+#pragma once
 
 #include <cstdint>
 #include <string_view>
@@ -23,5 +22,3 @@ struct IndexOptions {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLAN_INDEX_OPTIONS_H_

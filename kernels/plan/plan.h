@@ -13,8 +13,7 @@
 //
 // Defaults are those of docs/spec; each option says its source. A new one is declared, and gets its
 // row of the table (plan_rows.h), in the files of what reads it. Values; thread-safe.
-#ifndef KVSTRATA_KERNELS_PLAN_PLAN_H_
-#define KVSTRATA_KERNELS_PLAN_PLAN_H_
+#pragma once
 
 #include <cstdint>
 #include <span>
@@ -94,5 +93,3 @@ IndexLayout IndexOf(const Plan& plan, const Geometry& geometry);
 double IndexShare(const Plan& plan);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLAN_PLAN_H_

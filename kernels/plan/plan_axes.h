@@ -4,13 +4,11 @@
 // (plans/plan_list.h). Private to kernels/plan/plan*.cc and to the files of presets.
 //
 // Threads: constant tables and pure functions; any.
-#ifndef KVSTRATA_KERNELS_PLAN_PLAN_AXES_H_
-#define KVSTRATA_KERNELS_PLAN_PLAN_AXES_H_
+#pragma once
 
 #include <array>
 #include <optional>
 #include <span>
-#include <string>
 #include <string_view>
 
 #include "kernels/plan/plan.h"
@@ -91,5 +89,3 @@ Result<const Combination*> Combine(const AxisChoice& choice);
 Plan DefaultsOf(SelectorKind selector, const Combination& combination);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLAN_PLAN_AXES_H_

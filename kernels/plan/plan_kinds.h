@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Choices on a plan's axes (docs/plans.md, "Axes"), and their names.
-#ifndef KVSTRATA_KERNELS_PLAN_PLAN_KINDS_H_
-#define KVSTRATA_KERNELS_PLAN_PLAN_KINDS_H_
+#pragma once
 
 #include <cstdint>
 #include <string_view>
@@ -22,5 +21,3 @@ std::string_view NameOf(SelectorKind k);
 std::string_view NameOf(CodecKind k);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLAN_PLAN_KINDS_H_

@@ -3,8 +3,7 @@
 // selector and its codec declare theirs, beside their factories; nobody else knows.
 //
 // Threads: constant tables and pure functions; any.
-#ifndef KVSTRATA_KERNELS_PLAN_PLAN_NEEDS_H_
-#define KVSTRATA_KERNELS_PLAN_PLAN_NEEDS_H_
+#pragma once
 
 #include <cstdint>
 #include <span>
@@ -40,5 +39,3 @@ uint32_t NeedsOf(const Plan& plan);
 std::string DescribeNeeds(uint32_t needs);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLAN_PLAN_NEEDS_H_

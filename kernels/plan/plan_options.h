@@ -6,8 +6,7 @@
 //
 // Knows no TOML: plan.cc turns what was written into an OptionValue.
 // Threads: constant tables and pure functions; any.
-#ifndef KVSTRATA_KERNELS_PLAN_PLAN_OPTIONS_H_
-#define KVSTRATA_KERNELS_PLAN_PLAN_OPTIONS_H_
+#pragma once
 
 #include <array>
 #include <cstdint>
@@ -106,5 +105,3 @@ std::optional<std::string_view> Nearest(std::string_view name,
                                         std::span<const std::string_view> known);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLAN_PLAN_OPTIONS_H_

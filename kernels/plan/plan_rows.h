@@ -8,8 +8,7 @@
 //     };
 //
 // Private to the files of the tables. Threads: constants and pure functions; any.
-#ifndef KVSTRATA_KERNELS_PLAN_PLAN_ROWS_H_
-#define KVSTRATA_KERNELS_PLAN_PLAN_ROWS_H_
+#pragma once
 
 #include <algorithm>
 #include <array>
@@ -149,5 +148,3 @@ struct RowsOf {
 constexpr bool OverRaw(const Plan& plan) { return plan.codec == CodecKind::kRaw; }
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLAN_PLAN_ROWS_H_

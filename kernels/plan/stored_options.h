@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Options of every codec but raw, which holds rows in another form. Rows: codec_rows.cc.
-#ifndef KVSTRATA_KERNELS_PLAN_STORED_OPTIONS_H_
-#define KVSTRATA_KERNELS_PLAN_STORED_OPTIONS_H_
+#pragma once
 
 #include <cstdint>
 #include <string_view>
@@ -23,5 +22,3 @@ struct StoredOptions {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLAN_STORED_OPTIONS_H_

@@ -16,8 +16,7 @@
 //
 // A new line comes last: files hold the numbers of kinds. Selector `full` and codec `raw`, which
 // every build has and which have no options, come before the first line.
-#ifndef KVSTRATA_KERNELS_PLANS_PLAN_LIST_H_
-#define KVSTRATA_KERNELS_PLANS_PLAN_LIST_H_
+#pragma once
 
 #include "kernels/plan/built_plans.h"
 #include "kernels/plans/bits/bits_options.h"
@@ -47,5 +46,3 @@
   CODEC(LowRank, lowrank, SEKV)   \
   CODEC(Packed, packed, MOSAICKV) \
   CODEC(Planes, planes, ALWAYS)
-
-#endif  // KVSTRATA_KERNELS_PLANS_PLAN_LIST_H_

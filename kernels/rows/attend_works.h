@@ -7,11 +7,9 @@
 //
 // Ownership: runs, queries and rows of items outlive Attend; what is added here is kept until
 // Clear. Threads: one call at a time. Cost: memory is kept from round to round.
-#ifndef KVSTRATA_KERNELS_ROWS_ATTEND_WORKS_H_
-#define KVSTRATA_KERNELS_ROWS_ATTEND_WORKS_H_
+#pragma once
 
 #include <cstdint>
-#include <span>
 #include <vector>
 
 #include "kernels/backend/backend.h"
@@ -119,5 +117,3 @@ class AttendWorks {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_ROWS_ATTEND_WORKS_H_

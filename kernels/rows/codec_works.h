@@ -4,8 +4,7 @@
 // class, in a list of which every class is made once, when it is first asked for.
 //
 // Threads: one call at a time. Cost: memory is kept from round to round.
-#ifndef KVSTRATA_KERNELS_ROWS_CODEC_WORKS_H_
-#define KVSTRATA_KERNELS_ROWS_CODEC_WORKS_H_
+#pragma once
 
 #include <memory>
 #include <vector>
@@ -53,5 +52,3 @@ class CodecWorkList {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_ROWS_CODEC_WORKS_H_

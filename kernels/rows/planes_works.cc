@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/rows/planes_works.h"
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
 

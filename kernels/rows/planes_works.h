@@ -4,8 +4,7 @@
 //
 // Ownership: groups and partials outlive Attend; what is added is kept until Clear. Threads: one
 // call at a time. Cost: memory is kept from round to round; two addresses a group and item.
-#ifndef KVSTRATA_KERNELS_ROWS_PLANES_WORKS_H_
-#define KVSTRATA_KERNELS_ROWS_PLANES_WORKS_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -65,5 +64,3 @@ class PlanesWorks {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_ROWS_PLANES_WORKS_H_

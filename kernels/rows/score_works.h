@@ -3,10 +3,8 @@
 //
 // Ownership: rows and queries of items outlive Score. Threads: one call at a time. Cost: memory is
 // kept from call to call.
-#ifndef KVSTRATA_KERNELS_ROWS_SCORE_WORKS_H_
-#define KVSTRATA_KERNELS_ROWS_SCORE_WORKS_H_
+#pragma once
 
-#include <cstdint>
 #include <vector>
 
 #include "kernels/backend/backend.h"
@@ -33,5 +31,3 @@ class ScoreWorks {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_ROWS_SCORE_WORKS_H_

@@ -2,8 +2,7 @@
 // SelectContext: a sequence as its selector sees it, and the ops it may use.
 //
 // Plain data, valid during a call. Any thread.
-#ifndef KVSTRATA_KERNELS_ROWS_SELECT_CONTEXT_H_
-#define KVSTRATA_KERNELS_ROWS_SELECT_CONTEXT_H_
+#pragma once
 
 #include <cstdint>
 #include <span>
@@ -34,5 +33,3 @@ struct SelectContext {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_ROWS_SELECT_CONTEXT_H_

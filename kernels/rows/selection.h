@@ -3,8 +3,7 @@
 // kernels read it.
 //
 // Plain data; any thread.
-#ifndef KVSTRATA_KERNELS_ROWS_SELECTION_H_
-#define KVSTRATA_KERNELS_ROWS_SELECTION_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -93,5 +92,3 @@ inline void AppendRun(Run run, std::vector<Run>* runs) {
 }
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_ROWS_SELECTION_H_

@@ -13,8 +13,7 @@
 //
 // Threads: immutable; any. Ownership: points into the extents; valid as long as they are. Cost: a
 // call a slice and tile, or a KV head; nothing here is called row by row.
-#ifndef KVSTRATA_KERNELS_ROWS_STORED_ROWS_H_
-#define KVSTRATA_KERNELS_ROWS_STORED_ROWS_H_
+#pragma once
 
 #include <cstdint>
 #include <span>
@@ -116,5 +115,3 @@ class StoredRows {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_ROWS_STORED_ROWS_H_

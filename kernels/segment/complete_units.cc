@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/segment/complete_units.h"
 
-#include <algorithm>
 #include <array>
 #include <vector>
 

@@ -6,8 +6,7 @@
 // One (layer, KV head) depends on nothing but itself, at every level: the loop is parallel over
 // them. Threads: as Segmenter::Update. Cost: reads (to - from) keys of all layers once,
 // and values with coarse rows; nothing when no unit completes.
-#ifndef KVSTRATA_KERNELS_SEGMENT_COMPLETE_UNITS_H_
-#define KVSTRATA_KERNELS_SEGMENT_COMPLETE_UNITS_H_
+#pragma once
 
 #include "kernels/backend/backend.h"
 #include "kernels/pages/sequence_view.h"
@@ -20,5 +19,3 @@ void SummarizeCompleteUnits(const Geometry& geometry, const IndexLayout& index,
                             const Backend& backend, Executor& executor);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_SEGMENT_COMPLETE_UNITS_H_

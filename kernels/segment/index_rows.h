@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows of IndexOptions, for the tables of the selectors whose segmenter keeps an index. They print
 // them among their own.
-#ifndef KVSTRATA_KERNELS_SEGMENT_INDEX_ROWS_H_
-#define KVSTRATA_KERNELS_SEGMENT_INDEX_ROWS_H_
+#pragma once
 
 #include "kernels/plan/plan_rows.h"
 
@@ -23,5 +22,3 @@ inline constexpr PlanOption kRestRow = IndexRows::Name<&IndexOptions::rest, kRes
 Status CheckGrid(const IndexOptions& index);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_SEGMENT_INDEX_ROWS_H_

@@ -7,8 +7,7 @@
 // bits.cc (keys in few bits); `none` has no index. Summaries are functions of the raw keys alone,
 // so building them token by token, in chunks or at once gives the same bits. Threads: stateless;
 // any.
-#ifndef KVSTRATA_KERNELS_SEGMENT_SEGMENTER_H_
-#define KVSTRATA_KERNELS_SEGMENT_SEGMENTER_H_
+#pragma once
 
 #include "kernels/backend/backend.h"
 #include "kernels/pages/sequence_view.h"
@@ -37,5 +36,3 @@ inline bool HasCoarseRows(const Plan& plan) { return plan.index.rest != RestKind
 const Segmenter& SegmenterOf(SegmenterKind kind);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_SEGMENT_SEGMENTER_H_

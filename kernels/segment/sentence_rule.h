@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sentences: a sentence ends with a boundary token or with its max_length-th token
 // (docs/spec/sentencekv.md 1). Token by token, so that it serves prompt and decode alike.
-#ifndef KVSTRATA_KERNELS_SEGMENT_SENTENCE_RULE_H_
-#define KVSTRATA_KERNELS_SEGMENT_SENTENCE_RULE_H_
+#pragma once
 
 #include <cstdint>
 #include <span>
@@ -46,5 +45,3 @@ class SentenceRule {
 std::vector<Run> SentencesIn(std::span<const uint8_t> boundary, Run range, int32_t max_length);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_SEGMENT_SENTENCE_RULE_H_

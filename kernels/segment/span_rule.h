@@ -3,8 +3,7 @@
 // of the surprisal in nats, by position; all sums in fp64.
 //
 // H_0 is 0 whatever was reported for position 0, and position 0 is an anchor.
-#ifndef KVSTRATA_KERNELS_SEGMENT_SPAN_RULE_H_
-#define KVSTRATA_KERNELS_SEGMENT_SPAN_RULE_H_
+#pragma once
 
 #include <cstdint>
 #include <span>
@@ -37,5 +36,3 @@ std::vector<Run> SpansIn(std::span<const float> surprisal, Run range, double thr
 std::vector<int32_t> PositionsBetween(Run range, std::span<const Run> spans);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_SEGMENT_SPAN_RULE_H_

@@ -2,8 +2,7 @@
 // CudaHistory: what a selector's half on a GPU keeps of one sequence from step to step, as
 // SelectorHistory does on a CPU. It goes with the sequence's state, whatever batch, workspace or
 // stream that is in; the plan's folder declares it. Threads: as SequenceState.
-#ifndef KVSTRATA_KERNELS_SELECT_CUDA_HISTORY_H_
-#define KVSTRATA_KERNELS_SELECT_CUDA_HISTORY_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -28,5 +27,3 @@ class CudaHistory {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_SELECT_CUDA_HISTORY_H_

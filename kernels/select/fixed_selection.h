@@ -5,8 +5,7 @@
 // CudaSelector.
 //
 // Pure; any thread. Cost: proportional to the units listed.
-#ifndef KVSTRATA_KERNELS_SELECT_FIXED_SELECTION_H_
-#define KVSTRATA_KERNELS_SELECT_FIXED_SELECTION_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -40,5 +39,3 @@ void SelectFixed(const FixedSelection& fixed, const Plan& plan, int32_t n, Selec
 std::unique_ptr<Selector> NewFixedSelector(const FixedSelection& fixed, const Plan& plan);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_SELECT_FIXED_SELECTION_H_

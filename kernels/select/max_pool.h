@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Maximum over a sliding window, for scores of tokens (docs/spec/tokenselect.md 6,
 // docs/spec/sentencekv.md 2). Private to selectors.
-#ifndef KVSTRATA_KERNELS_SELECT_MAX_POOL_H_
-#define KVSTRATA_KERNELS_SELECT_MAX_POOL_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -35,5 +34,3 @@ inline void MaxPool(int32_t width, float* x, int32_t n, std::vector<float>* scra
 }
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_SELECT_MAX_POOL_H_

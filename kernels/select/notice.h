@@ -6,8 +6,7 @@
 // measured.
 //
 // Threads: constant tables and pure functions; any.
-#ifndef KVSTRATA_KERNELS_SELECT_NOTICE_H_
-#define KVSTRATA_KERNELS_SELECT_NOTICE_H_
+#pragma once
 
 #include <cstdint>
 #include <initializer_list>
@@ -44,5 +43,3 @@ std::string_view TextOf(Notice notice);
 std::string Say(Notice notice, std::initializer_list<int64_t> numbers = {});
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_SELECT_NOTICE_H_

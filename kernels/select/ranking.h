@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Best first, for selectors that stop when a budget is full. Private to selectors.
-#ifndef KVSTRATA_KERNELS_SELECT_RANKING_H_
-#define KVSTRATA_KERNELS_SELECT_RANKING_H_
+#pragma once
 
 #include <algorithm>
 #include <bit>
@@ -67,5 +66,3 @@ inline void TakeRanked(const float* scores, int32_t* weights, int32_t n, int32_t
 }
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_SELECT_RANKING_H_

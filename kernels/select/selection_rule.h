@@ -5,8 +5,7 @@
 // (step/break_even.h).
 //
 // Pure; any thread.
-#ifndef KVSTRATA_KERNELS_SELECT_SELECTION_RULE_H_
-#define KVSTRATA_KERNELS_SELECT_SELECTION_RULE_H_
+#pragma once
 
 #include <cstdint>
 
@@ -52,5 +51,3 @@ SelectionRule BucketRule(const Plan& plan, int32_t tokens);
 double BitsMissed(const Plan& plan, int32_t group);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_SELECT_SELECTION_RULE_H_

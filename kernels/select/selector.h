@@ -6,8 +6,7 @@
 // Selection. Implementations: fixed_selection.cc (of full.cc and window.cc) minmax.cc cascade.cc
 // vote.cc bucket.cc zoom.cc block.cc bits.cc, one row each in selector_rows.h.
 // Threads: one call at a time for a selector. Deterministic: ties go to the lower index.
-#ifndef KVSTRATA_KERNELS_SELECT_SELECTOR_H_
-#define KVSTRATA_KERNELS_SELECT_SELECTOR_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -100,5 +99,3 @@ inline bool AttendsInFull(int32_t n, int32_t always_on, int32_t budget, int32_t 
 }
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_SELECT_SELECTOR_H_

@@ -2,8 +2,7 @@
 // What is asked of a selector by its kind: a row each, in the selector's own file, and the table of
 // them, which is made from kernels/plans/plan_list.h. What a GPU has of them is in
 // kernels/step/gpu/frame/cuda_selector_rows.h.
-#ifndef KVSTRATA_KERNELS_SELECT_SELECTOR_ROWS_H_
-#define KVSTRATA_KERNELS_SELECT_SELECTOR_ROWS_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -81,5 +80,3 @@ inline constexpr PairRow kPairRows[] = {
 std::span<const SelectorRow* const> SelectorRows();
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_SELECT_SELECTOR_ROWS_H_

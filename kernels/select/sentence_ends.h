@@ -4,8 +4,7 @@
 // does. Private to selectors and steps.
 //
 // A value; one a sequence. Threads: one call at a time.
-#ifndef KVSTRATA_KERNELS_SELECT_SENTENCE_ENDS_H_
-#define KVSTRATA_KERNELS_SELECT_SENTENCE_ENDS_H_
+#pragma once
 
 #include <cstdint>
 #include <span>
@@ -39,5 +38,3 @@ class SentenceEnds {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_SELECT_SENTENCE_ENDS_H_

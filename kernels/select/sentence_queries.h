@@ -4,8 +4,7 @@
 //
 // Threads: one call at a time. Memory: layers * query_heads * head_dim doubles, and as many floats
 // while a step is open.
-#ifndef KVSTRATA_KERNELS_SELECT_SENTENCE_QUERIES_H_
-#define KVSTRATA_KERNELS_SELECT_SENTENCE_QUERIES_H_
+#pragma once
 
 #include <cstdint>
 #include <span>
@@ -58,5 +57,3 @@ class SentenceQueries {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_SELECT_SENTENCE_QUERIES_H_

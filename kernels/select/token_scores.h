@@ -3,8 +3,7 @@
 // on their pages. Private to selectors.
 //
 // Threads: one call at a time for an object. Deterministic: work is cut by fixed lengths.
-#ifndef KVSTRATA_KERNELS_SELECT_TOKEN_SCORES_H_
-#define KVSTRATA_KERNELS_SELECT_TOKEN_SCORES_H_
+#pragma once
 
 #include <cstdint>
 
@@ -29,5 +28,3 @@ class TokenScores {
 int64_t KeyBytes(const SelectContext& context, int layer, Run range);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_SELECT_TOKEN_SCORES_H_

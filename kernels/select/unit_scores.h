@@ -6,8 +6,7 @@
 // the softmax of its scaled scores among the candidates, so that no head wins by its norm alone
 // (docs/spec/beyond.md 3).
 // Threads: one call at a time for an object.
-#ifndef KVSTRATA_KERNELS_SELECT_UNIT_SCORES_H_
-#define KVSTRATA_KERNELS_SELECT_UNIT_SCORES_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -48,5 +47,3 @@ void AppendRest(Run candidates, const std::vector<int32_t>& chosen, int32_t leve
                 std::vector<CoarseRun>* rest);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_SELECT_UNIT_SCORES_H_

@@ -4,8 +4,7 @@
 // the daemon, which knows no more of most sequences.
 //
 // Pure; any thread.
-#ifndef KVSTRATA_KERNELS_SELECT_WHY_IN_FULL_H_
-#define KVSTRATA_KERNELS_SELECT_WHY_IN_FULL_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -22,5 +21,3 @@ std::string WhyNotAtWork(const Plan& plan, int32_t tokens, bool prompt_complete)
 std::string WhyInFull(const Plan& plan, int32_t tokens, bool prompt_complete);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_SELECT_WHY_IN_FULL_H_

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/step/break_even.h"
 
-#include <algorithm>
-
 #include "kernels/codec/codec.h"
 #include "kernels/select/selection_rule.h"
 

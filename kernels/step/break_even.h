@@ -13,8 +13,7 @@
 // step: what a sequence attends does not depend on who is decoded beside it.
 //
 // Pure functions; any thread.
-#ifndef KVSTRATA_KERNELS_STEP_BREAK_EVEN_H_
-#define KVSTRATA_KERNELS_STEP_BREAK_EVEN_H_
+#pragma once
 
 #include <cstdint>
 
@@ -39,5 +38,3 @@ int32_t BreakEvenTokens(const Plan& plan, const Geometry& geometry, StepsOn wher
 Plan WithMinTokens(Plan plan, const Geometry& geometry, StepsOn where);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_STEP_BREAK_EVEN_H_

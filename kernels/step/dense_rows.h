@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows of any dtype and stride to and from the dense fp32 rows that the ops read and write. Private
 // to kernels/step. Threads: pure functions; any. Objects: one call at a time.
-#ifndef KVSTRATA_KERNELS_STEP_DENSE_ROWS_H_
-#define KVSTRATA_KERNELS_STEP_DENSE_ROWS_H_
+#pragma once
 
 #include <vector>
 
@@ -129,5 +128,3 @@ class DenseOutputs {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_STEP_DENSE_ROWS_H_

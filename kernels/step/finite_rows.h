@@ -3,8 +3,7 @@
 // finds where. Rows that somebody else wrote to their pages are looked at here.
 //
 // Threads: as the step's. Cost: reads the rows.
-#ifndef KVSTRATA_KERNELS_STEP_FINITE_ROWS_H_
-#define KVSTRATA_KERNELS_STEP_FINITE_ROWS_H_
+#pragma once
 
 #include "base/status.h"
 #include "kernels/step/step_batch.h"
@@ -19,5 +18,3 @@ Status CheckFinite(const StepBatch& batch, const Rows& k, const Rows& v);
 Status CheckWritten(const StepBatch& batch, int layer);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_STEP_FINITE_ROWS_H_

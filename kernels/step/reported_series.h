@@ -4,8 +4,7 @@
 //
 // Each series comes in order, in parts, by position; NaN: none.
 // Threads: one call at a time. Copies are independent.
-#ifndef KVSTRATA_KERNELS_STEP_REPORTED_SERIES_H_
-#define KVSTRATA_KERNELS_STEP_REPORTED_SERIES_H_
+#pragma once
 
 #include <cstdint>
 #include <optional>
@@ -74,5 +73,3 @@ class ReportedSeries {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_STEP_REPORTED_SERIES_H_

@@ -3,8 +3,7 @@
 // selector, reported series. Owned by a client's or a remote session's sequence.
 //
 // Threads: one call at a time for a state and for the step that it is in.
-#ifndef KVSTRATA_KERNELS_STEP_SEQUENCE_STATE_H_
-#define KVSTRATA_KERNELS_STEP_SEQUENCE_STATE_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -12,7 +11,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "base/status.h"
 #include "kernels/backend/backend.h"
@@ -138,5 +136,3 @@ class SequenceState {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_STEP_SEQUENCE_STATE_H_

@@ -14,11 +14,9 @@
 // Ownership: borrows the member's pages, the backend and the executor. Threads: the Step's.
 // Cost: a full attention and one over the attended positions per layer; memory for 2 floats per
 // layer and query head.
-#ifndef KVSTRATA_KERNELS_STEP_SHADOW_ATTENTION_H_
-#define KVSTRATA_KERNELS_STEP_SHADOW_ATTENTION_H_
+#pragma once
 
 #include <cstdint>
-#include <span>
 #include <vector>
 
 #include "kernels/step/step.h"
@@ -69,5 +67,3 @@ class ShadowAttention {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_STEP_SHADOW_ATTENTION_H_

@@ -9,8 +9,7 @@
 // StepTiles (step_tiles.h) and computed by StepWorks (step_works.h).
 //
 // Threads: one call at a time for a Step and for the states in it; different Steps are independent.
-#ifndef KVSTRATA_KERNELS_STEP_STEP_H_
-#define KVSTRATA_KERNELS_STEP_STEP_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -96,5 +95,3 @@ class Step : public StepBatch {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_STEP_STEP_H_

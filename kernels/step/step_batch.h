@@ -4,11 +4,9 @@
 //
 // Batches are packed and ragged: q, k, v hold the new tokens of member 0, then of member 1, ...
 // Members may have different plans but share one geometry.
-#ifndef KVSTRATA_KERNELS_STEP_STEP_BATCH_H_
-#define KVSTRATA_KERNELS_STEP_STEP_BATCH_H_
+#pragma once
 
 #include <cstdint>
-#include <span>
 #include <vector>
 
 #include "kernels/step/sequence_state.h"
@@ -75,5 +73,3 @@ class StepBatch {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_STEP_STEP_BATCH_H_

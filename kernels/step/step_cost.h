@@ -3,8 +3,7 @@
 // group, several new tokens or several chunks of a prompt attend is read for its KV head once.
 //
 // Pure; any thread. Cost: the selections' runs once a KV head; lists of query heads are merged.
-#ifndef KVSTRATA_KERNELS_STEP_STEP_COST_H_
-#define KVSTRATA_KERNELS_STEP_STEP_COST_H_
+#pragma once
 
 #include <cstdint>
 #include <span>
@@ -19,5 +18,3 @@ StepCost CostOf(const StepMember& member, int layer, int32_t stored_end,
                 std::span<const ReadChunk> chunks);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_STEP_STEP_COST_H_

@@ -6,8 +6,7 @@
 //
 // Ownership: borrows the batch and its chunks, whose selections Plan reads. What it answers is
 // valid until the next Plan. Threads: one call at a time. Cost of Plan: the selections' runs once.
-#ifndef KVSTRATA_KERNELS_STEP_STEP_TILES_H_
-#define KVSTRATA_KERNELS_STEP_STEP_TILES_H_
+#pragma once
 
 #include <cstdint>
 #include <span>
@@ -92,5 +91,3 @@ class StepTiles {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_STEP_STEP_TILES_H_

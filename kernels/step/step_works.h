@@ -7,8 +7,7 @@
 //
 // Ownership: borrows the backend and the executor. Threads: one call at a time. Cost: memory is
 // kept from layer to layer.
-#ifndef KVSTRATA_KERNELS_STEP_STEP_WORKS_H_
-#define KVSTRATA_KERNELS_STEP_STEP_WORKS_H_
+#pragma once
 
 #include <span>
 #include <vector>
@@ -51,5 +50,3 @@ class StepWorks {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_STEP_STEP_WORKS_H_

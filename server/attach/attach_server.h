@@ -22,8 +22,7 @@
 // Ownership: the server owns sockets and its mappings, not the store, which must outlive it.
 // Thread-safety: Stop and counters from any thread. Errors of clients are theirs; Start fails with
 // ATTACH_START (INTERNAL) when the kernel refuses epoll, timers or threads.
-#ifndef KVSTRATA_SERVER_ATTACH_ATTACH_SERVER_H_
-#define KVSTRATA_SERVER_ATTACH_ATTACH_SERVER_H_
+#pragma once
 
 #include <chrono>
 #include <cstdint>
@@ -78,5 +77,3 @@ class AttachServer {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_ATTACH_ATTACH_SERVER_H_

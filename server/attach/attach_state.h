@@ -4,8 +4,7 @@
 //
 // Thread-safety: the loop's, but for what synchronises itself: the counts, the events, the closer
 // and the queue.
-#ifndef KVSTRATA_SERVER_ATTACH_ATTACH_STATE_H_
-#define KVSTRATA_SERVER_ATTACH_ATTACH_STATE_H_
+#pragma once
 
 #include <array>
 #include <atomic>
@@ -150,5 +149,3 @@ struct AttachState {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_ATTACH_ATTACH_STATE_H_

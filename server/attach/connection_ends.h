@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Whom the attach loop lends a connection to, and how a connection ends. attach_server.h has the
 // whole of it, "the life of a connection".
-#ifndef KVSTRATA_SERVER_ATTACH_CONNECTION_ENDS_H_
-#define KVSTRATA_SERVER_ATTACH_CONNECTION_ENDS_H_
+#pragma once
 
 #include <atomic>
 #include <functional>
@@ -73,5 +72,3 @@ class ConnectionEnds {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_ATTACH_CONNECTION_ENDS_H_

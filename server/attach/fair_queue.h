@@ -9,8 +9,7 @@
 // Ownership: owns its threads and what waits. Thread-safety: all methods, from any thread. Tasks do
 // not wait for other tasks; what one throws is a bug of its own. Cost: one allocation and at most
 // one wake-up a task.
-#ifndef KVSTRATA_SERVER_ATTACH_FAIR_QUEUE_H_
-#define KVSTRATA_SERVER_ATTACH_FAIR_QUEUE_H_
+#pragma once
 
 #include <array>
 #include <condition_variable>
@@ -70,5 +69,3 @@ class FairQueue {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_ATTACH_FAIR_QUEUE_H_

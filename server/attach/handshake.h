@@ -3,8 +3,7 @@
 // store, its ring, Welcome. One that redeems a token goes to TokenPassing.
 //
 // Thread-safety: the loop's. A session is opened by a thread that the connection is lent to.
-#ifndef KVSTRATA_SERVER_ATTACH_HANDSHAKE_H_
-#define KVSTRATA_SERVER_ATTACH_HANDSHAKE_H_
+#pragma once
 
 #include <cstddef>
 #include <string>
@@ -68,5 +67,3 @@ class Handshake {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_ATTACH_HANDSHAKE_H_

@@ -6,8 +6,7 @@
 // Ownership: owns the listener and connections that have not said HELLO. Thread-safety: none; the
 // loop's. Errors of clients: PEER_UNKNOWN, CONNECTIONS, DESCRIPTORS, DESCRIPTORS_STUCK,
 // EPOLL_LIMIT, HELLO_TIMEOUT, HELLO_MALFORMED, VERSION_MISMATCH.
-#ifndef KVSTRATA_SERVER_CHUNKS_CHUNK_DOOR_H_
-#define KVSTRATA_SERVER_CHUNKS_CHUNK_DOOR_H_
+#pragma once
 
 #include <chrono>
 #include <cstddef>
@@ -158,5 +157,3 @@ class ChunkProcesses {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_CHUNKS_CHUNK_DOOR_H_

@@ -11,8 +11,7 @@
 // thread. Errors of clients are theirs, told by a Refused: CHUNKS_OFF, CHUNKS_FULL, CHUNKS_MEMORY,
 // CHUNK_ROW, VERSION_MISMATCH, HELLO_MALFORMED, HELLO_TIMEOUT, CONNECTIONS, PEER_UNKNOWN. Start
 // fails with CHUNKS_START (INTERNAL) and THREADS.
-#ifndef KVSTRATA_SERVER_CHUNKS_CHUNK_SERVER_H_
-#define KVSTRATA_SERVER_CHUNKS_CHUNK_SERVER_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -76,5 +75,3 @@ class ChunkServer {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_CHUNKS_CHUNK_SERVER_H_

@@ -10,8 +10,7 @@
 // Ownership: borrows the tiers, which outlive it; what is under way when it goes ends later, and
 // keeps what it needs. Thread-safety: all methods, from any thread; nothing blocks. Errors: none,
 // but what is told to the inbox as not ok.
-#ifndef KVSTRATA_SERVER_CHUNKS_CHUNK_TIERS_H_
-#define KVSTRATA_SERVER_CHUNKS_CHUNK_TIERS_H_
+#pragma once
 
 #include <chrono>
 #include <condition_variable>
@@ -85,5 +84,3 @@ class ChunkTiers {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_CHUNKS_CHUNK_TIERS_H_

@@ -10,8 +10,7 @@
 // known one), CONFIG_VALUE (names key, value, where it was given, what is allowed), CONFIG_SYNTAX
 // (file, line, column), CONFIG_FILE (NOT_FOUND or PERMISSION_DENIED), the PLAN_* of a named plan,
 // and what DiskTier::Check returns.
-#ifndef KVSTRATA_SERVER_CONFIG_CONFIG_H_
-#define KVSTRATA_SERVER_CONFIG_CONFIG_H_
+#pragma once
 
 #include <sys/types.h>
 
@@ -148,5 +147,3 @@ std::string OneLine(std::string_view text);
 Status Joined(std::span<const Status> mistakes);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_CONFIG_CONFIG_H_

@@ -4,8 +4,7 @@
 //
 // Functions without state; any thread. Cost: reads files of at most 1 MiB, at most
 // kMostConfigFiles.
-#ifndef KVSTRATA_SERVER_CONFIG_CONFIG_FILES_H_
-#define KVSTRATA_SERVER_CONFIG_CONFIG_FILES_H_
+#pragma once
 
 #include <cstddef>
 #include <map>
@@ -47,5 +46,3 @@ ConfigFiles ReadConfigFiles(const std::string& file, bool must_exist, GivenByKey
                             Mistakes* mistakes);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_CONFIG_CONFIG_FILES_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The table of the daemon's configuration keys: names, defaults, what is allowed, what they set.
 // docs/configuration.md mirrors it. Constant; any thread.
-#ifndef KVSTRATA_SERVER_CONFIG_CONFIG_KEYS_H_
-#define KVSTRATA_SERVER_CONFIG_CONFIG_KEYS_H_
+#pragma once
 
 #include <span>
 #include <string>
@@ -73,5 +72,3 @@ Status ApplyTenantKey(std::string_view key, std::string_view value, std::string_
                       Config* config);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_CONFIG_CONFIG_KEYS_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Numbers, sizes and durations of configuration keys, each within a range. Functions without state.
-#ifndef KVSTRATA_SERVER_CONFIG_CONFIG_NUMBERS_H_
-#define KVSTRATA_SERVER_CONFIG_CONFIG_NUMBERS_H_
+#pragma once
 
 #include <chrono>
 #include <cstdint>
@@ -51,5 +50,3 @@ inline std::string MiB(uint64_t bytes) { return std::to_string(bytes / kMiB) + "
 
 // How a key is applied (config_keys.h): by an expression over its text `v` and the Config `c`.
 #define KVS_READS(expression) [](std::string_view v, Config* c) -> bool { return expression; }
-
-#endif  // KVSTRATA_SERVER_CONFIG_CONFIG_NUMBERS_H_

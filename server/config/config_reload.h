@@ -8,8 +8,7 @@
 //
 // Thread-safety: all methods, from any thread; reloads come one after the other. Cost: reads the
 // files. Errors of Reload: those of ReadConfig.
-#ifndef KVSTRATA_SERVER_CONFIG_CONFIG_RELOAD_H_
-#define KVSTRATA_SERVER_CONFIG_CONFIG_RELOAD_H_
+#pragma once
 
 #include <functional>
 #include <span>
@@ -59,5 +58,3 @@ class ConfigReload {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_CONFIG_CONFIG_RELOAD_H_

@@ -4,8 +4,7 @@
 // A size that nobody gave makes room where there is less; one that somebody gave is refused there.
 // Pools are touched when they are used, so what other programs hold now is no reason to refuse.
 // Thread-safety: functions without state. Cost: some reads in /proc and /sys.
-#ifndef KVSTRATA_SERVER_CONFIG_POOL_MEMORY_H_
-#define KVSTRATA_SERVER_CONFIG_POOL_MEMORY_H_
+#pragma once
 
 #include "base/status.h"
 #include "server/config/config.h"
@@ -41,5 +40,3 @@ uint32_t StartThreads(const Config& config);
 Status CheckStartMemory(const Config& config);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_CONFIG_POOL_MEMORY_H_

@@ -5,8 +5,7 @@
 // ValueTier is a folder of server/tier.
 //
 // Threads: constant tables and pure functions; any.
-#ifndef KVSTRATA_SERVER_CONFIG_REMOTE_ENGINES_H_
-#define KVSTRATA_SERVER_CONFIG_REMOTE_ENGINES_H_
+#pragma once
 
 #include <memory>
 #include <span>
@@ -59,5 +58,3 @@ const RemoteEngineRow& RemoteEngineOf(const RemoteConfig& config);
 Status RefusedBeside(const RemoteConfig& config, const std::string& other, const char* why);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_CONFIG_REMOTE_ENGINES_H_

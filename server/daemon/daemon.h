@@ -4,8 +4,7 @@
 //
 // Thread-safety: one thread makes and ends it; what it starts has threads of its own.
 // Errors: those of the parts; ExitCodeOf turns them into the documented exit codes.
-#ifndef KVSTRATA_SERVER_DAEMON_DAEMON_H_
-#define KVSTRATA_SERVER_DAEMON_DAEMON_H_
+#pragma once
 
 #include <chrono>
 #include <functional>
@@ -74,5 +73,3 @@ class Daemon {
 int RunDaemon(const Config& config, int ready_fd);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_DAEMON_DAEMON_H_

@@ -9,8 +9,7 @@
 // the end in one thread; Apply in that of whoever reloads, one at a time (config_reload.h); State
 // in kvs-watch; what is const, and what Offers and OfferCluster hand out, in any thread while gRPC
 // serves.
-#ifndef KVSTRATA_SERVER_DAEMON_DAEMON_PARTS_H_
-#define KVSTRATA_SERVER_DAEMON_DAEMON_PARTS_H_
+#pragma once
 
 #include <atomic>
 #include <chrono>
@@ -202,5 +201,3 @@ struct Daemon::Parts {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_DAEMON_DAEMON_PARTS_H_

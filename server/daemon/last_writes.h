@@ -9,8 +9,7 @@
 //
 // Ownership: borrows what it is given. Thread-safety: none; one thread waits. Errors: none. Cost: a
 // look at the counters every 10 ms.
-#ifndef KVSTRATA_SERVER_DAEMON_LAST_WRITES_H_
-#define KVSTRATA_SERVER_DAEMON_LAST_WRITES_H_
+#pragma once
 
 #include <chrono>
 #include <cstdint>
@@ -58,5 +57,3 @@ class LastWrites {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_DAEMON_LAST_WRITES_H_

@@ -7,8 +7,7 @@
 // in; beside a running daemon too. Changes nothing but for an unnamed file in disk.path. Thread-
 // safety: none. Cost: some hundred system calls, CUDA if a GPU is configured, and with a remote
 // tier a PING of each server, for which a silent one has 5 s; as has a daemon at the socket.
-#ifndef KVSTRATA_SERVER_DOCTOR_DOCTOR_H_
-#define KVSTRATA_SERVER_DOCTOR_DOCTOR_H_
+#pragma once
 
 #include <functional>
 #include <string>
@@ -60,5 +59,3 @@ std::vector<Status> CheckMachine(const Config& config);
 Status CheckGpus(const Config& config);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_DOCTOR_DOCTOR_H_

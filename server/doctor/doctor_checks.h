@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The checks of the machine that doctor.h runs, by file. Each returns one finding.
-#ifndef KVSTRATA_SERVER_DOCTOR_DOCTOR_CHECKS_H_
-#define KVSTRATA_SERVER_DOCTOR_DOCTOR_CHECKS_H_
+#pragma once
 
 #include <optional>
 #include <string>
@@ -65,5 +64,3 @@ std::optional<std::string> DaemonsKey(const std::string& socket, std::string_vie
                                       bool* denied);
 
 }  // namespace kvstrata::doctor
-
-#endif  // KVSTRATA_SERVER_DOCTOR_DOCTOR_CHECKS_H_

@@ -4,8 +4,7 @@
 // that puts a proxy of theirs in front.
 //
 // Values; any thread. Errors: INVALID_ARGUMENT HTTP_LISTEN, with what is allowed.
-#ifndef KVSTRATA_SERVER_HTTP_HTTP_ADDRESS_H_
-#define KVSTRATA_SERVER_HTTP_HTTP_ADDRESS_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -38,5 +37,3 @@ Result<UniqueFd> ListenOnLoopback(const HttpAddress& address);
 std::string BoundAddress(int socket);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_HTTP_HTTP_ADDRESS_H_

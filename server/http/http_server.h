@@ -10,8 +10,7 @@
 // Boost.Beast parses: its deadlines are of whole operations, its buffers are bounded, and it takes
 // sockets of any family (docs/adr/0016-http-by-boost-beast.md).
 // Ownership: borrows the socket. Cost: none without a connection.
-#ifndef KVSTRATA_SERVER_HTTP_HTTP_SERVER_H_
-#define KVSTRATA_SERVER_HTTP_HTTP_SERVER_H_
+#pragma once
 
 #include <array>
 #include <atomic>
@@ -75,5 +74,3 @@ class HttpServer {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_HTTP_HTTP_SERVER_H_

@@ -4,8 +4,7 @@
 // One thread ("kvs-trace"); nobody waits for it. A request has kDeadline; what the collector does
 // not take then is lost, counted as failed, and told when that begins and ends ("trace_export").
 // Boost.Beast speaks HTTP. Plain text: for a collector on this machine, or a network of one's own.
-#ifndef KVSTRATA_SERVER_HTTP_TRACE_EXPORTER_H_
-#define KVSTRATA_SERVER_HTTP_TRACE_EXPORTER_H_
+#pragma once
 
 #include <chrono>
 #include <cstdint>
@@ -50,5 +49,3 @@ class TraceExporter {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_HTTP_TRACE_EXPORTER_H_

@@ -4,8 +4,7 @@
 //
 // Cgroup v2, else the memory controller of v1. Values; thread-safe. Units: bytes. Cost: some
 // reads in /proc and /sys.
-#ifndef KVSTRATA_SERVER_MEMORY_CGROUP_H_
-#define KVSTRATA_SERVER_MEMORY_CGROUP_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -42,5 +41,3 @@ Status CheckCgroupBudget(const CgroupMemory& cgroup, uint64_t host_bytes,
                          uint64_t emulated_device_bytes);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_MEMORY_CGROUP_H_

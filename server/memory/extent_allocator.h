@@ -5,8 +5,7 @@
 // Used for arenas (granularity 4096 bytes) and access counters (granularity 16 counters).
 // Thread-safety: none; the store calls under its lock. Errors: freeing what is not taken aborts.
 // Cost: O(log free extents) an operation.
-#ifndef KVSTRATA_SERVER_MEMORY_EXTENT_ALLOCATOR_H_
-#define KVSTRATA_SERVER_MEMORY_EXTENT_ALLOCATOR_H_
+#pragma once
 
 #include <cstdint>
 #include <map>
@@ -54,5 +53,3 @@ class ExtentAllocator {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_MEMORY_EXTENT_ALLOCATOR_H_

@@ -9,8 +9,7 @@
 // Ownership: a mapping belongs to whoever allocated it until Free of the same resource.
 // Thread-safety: none needed, the store calls under its lock; but Copy from any thread.
 // Units: bytes. Cost: a few system calls; memory is touched only when used.
-#ifndef KVSTRATA_SERVER_MEMORY_MEMORY_RESOURCE_H_
-#define KVSTRATA_SERVER_MEMORY_MEMORY_RESOURCE_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -123,5 +122,3 @@ std::unique_ptr<MemoryResource> NewLimitedResource(std::unique_ptr<MemoryResourc
                                                    const uint64_t* capacity);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_MEMORY_MEMORY_RESOURCE_H_

@@ -6,8 +6,7 @@
 // Nodes are the kernel's numbers. A machine of one node needs none of this, and nothing is done.
 // Thread-safety: const methods, any thread. Cost: loading takes tens of milliseconds on a large
 // machine; a placement a system call, it touches no memory.
-#ifndef KVSTRATA_SERVER_MEMORY_NUMA_TOPOLOGY_H_
-#define KVSTRATA_SERVER_MEMORY_NUMA_TOPOLOGY_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -81,5 +80,3 @@ std::unique_ptr<MemoryResource> NewPlacedResource(std::unique_ptr<MemoryResource
                                                   NumaNodes nodes);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_MEMORY_NUMA_TOPOLOGY_H_

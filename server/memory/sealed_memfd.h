@@ -2,8 +2,7 @@
 // A sealed, mapped memfd: what arenas and session segments are made of. Nothing is named in
 // /dev/shm; size is fixed by seals, so no peer can make an access fault; the bytes stay out of core
 // dumps and of children.
-#ifndef KVSTRATA_SERVER_MEMORY_SEALED_MEMFD_H_
-#define KVSTRATA_SERVER_MEMORY_SEALED_MEMFD_H_
+#pragma once
 
 #include "server/memory/memory_resource.h"
 
@@ -23,5 +22,3 @@ Result<MappedMemory> MapSealedMemfd(const char* name, uint64_t bytes,
 void UnmapSealedMemfd(MappedMemory memory);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_MEMORY_SEALED_MEMFD_H_

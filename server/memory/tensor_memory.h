@@ -8,8 +8,7 @@
 // daemon no memory. Ownership: an open TensorMemory keeps the memory alive after its engine has
 // gone. Thread-safety: Read from any thread. Destroying memory of a GPU may wait for the driver
 // without end when the engine is dead: never on a thread that others wait for (TensorReleases).
-#ifndef KVSTRATA_SERVER_MEMORY_TENSOR_MEMORY_H_
-#define KVSTRATA_SERVER_MEMORY_TENSOR_MEMORY_H_
+#pragma once
 
 #include <array>
 #include <cstddef>
@@ -82,5 +81,3 @@ Result<std::unique_ptr<TensorMemory>> OpenCudaTensor(const TensorHandle& handle,
                                                      const TensorDevice& device);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_MEMORY_TENSOR_MEMORY_H_

@@ -9,8 +9,7 @@
 // Ownership: borrows the store and the tier, which outlive Stop. Threads: those of its parts.
 // Thread-safety: Lookup from any thread; Serve and Stop one thread. Cost of Lookup: that of
 // Lookups, a pipeline to the servers, 32 bytes a page to each node.
-#ifndef KVSTRATA_SERVER_NODES_CLUSTER_VIEW_H_
-#define KVSTRATA_SERVER_NODES_CLUSTER_VIEW_H_
+#pragma once
 
 #include <grpcpp/grpcpp.h>
 
@@ -125,5 +124,3 @@ class ClusterView {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_NODES_CLUSTER_VIEW_H_

@@ -2,8 +2,7 @@
 // NodeCredentials: how nodes reach each other: by TLS, where both show a certificate of the
 // authorities in remote.tls_ca_file; or without, on loopback alone, for daemons of one machine.
 // Thread-safety: values.
-#ifndef KVSTRATA_SERVER_NODES_NODE_CREDENTIALS_H_
-#define KVSTRATA_SERVER_NODES_NODE_CREDENTIALS_H_
+#pragma once
 
 #include <grpcpp/security/credentials.h>
 #include <grpcpp/security/server_credentials.h>
@@ -36,5 +35,3 @@ class NodeCredentials {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_NODES_NODE_CREDENTIALS_H_

@@ -10,8 +10,7 @@
 // Ownership: keeps the threads of the tier. Threads: one ("kvs-announce") if it announces.
 // Thread-safety: Find from any thread; Start and Stop one thread. Cost of Find: at most one
 // pipeline of 1024 GETs, a server's half a millisecond, in `fresh`.
-#ifndef KVSTRATA_SERVER_NODES_NODE_LIST_H_
-#define KVSTRATA_SERVER_NODES_NODE_LIST_H_
+#pragma once
 
 #include <chrono>
 #include <condition_variable>
@@ -99,5 +98,3 @@ class NodeList {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_NODES_NODE_LIST_H_

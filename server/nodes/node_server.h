@@ -8,8 +8,7 @@
 // its own. Bounds: 8 MiB a call, kMostCalls at a time of a connection, 64 MiB of all messages, two
 // seconds for a handshake.
 // Threads: gRPC's. Ownership: borrows the store.
-#ifndef KVSTRATA_SERVER_NODES_NODE_SERVER_H_
-#define KVSTRATA_SERVER_NODES_NODE_SERVER_H_
+#pragma once
 
 #include <memory>
 #include <string>
@@ -50,5 +49,3 @@ class NodeServer {
 Status CheckCanListen(const std::string& address);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_NODES_NODE_SERVER_H_

@@ -5,8 +5,7 @@
 //
 // Threads: gRPC's; no thread waits for a node. Errors: TIER_UNKNOWN, and those of
 // GrpcOptions::lookup_cluster.
-#ifndef KVSTRATA_SERVER_RPC_CLUSTER_SERVICE_H_
-#define KVSTRATA_SERVER_RPC_CLUSTER_SERVICE_H_
+#pragma once
 
 #include "kvstrata/v1/nodes.grpc.pb.h"
 #include "server/rpc/calls/service_context.h"
@@ -25,5 +24,3 @@ class ClusterService final : public v1::Cluster::CallbackService {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_RPC_CLUSTER_SERVICE_H_

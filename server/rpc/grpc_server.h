@@ -29,8 +29,7 @@
 // arrival. Ownership: everything in GrpcOptions is borrowed and outlives Shutdown. Limits: 64 MiB a
 // request (RESOURCE_EXHAUSTED), 128 calls at a time per connection, 256 waiting calls per session,
 // kMaxUsers users connected. The last descriptors are kept for operators (base/descriptors.h).
-#ifndef KVSTRATA_SERVER_RPC_GRPC_SERVER_H_
-#define KVSTRATA_SERVER_RPC_GRPC_SERVER_H_
+#pragma once
 
 #include <chrono>
 #include <cstddef>
@@ -67,5 +66,3 @@ class GrpcServer {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_RPC_GRPC_SERVER_H_

@@ -16,8 +16,7 @@
 // Ownership: takes what it is given. Threads that hang outlive it, and end with the process.
 // Thread-safety: all methods, from any thread; nothing blocks. Cost: a lock and at most one
 // wake-up; the first of a while makes a thread.
-#ifndef KVSTRATA_SERVER_SOCKETS_DESCRIPTOR_CLOSER_H_
-#define KVSTRATA_SERVER_SOCKETS_DESCRIPTOR_CLOSER_H_
+#pragma once
 
 #include <chrono>
 #include <cstddef>
@@ -98,5 +97,3 @@ class PassedFd {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_SOCKETS_DESCRIPTOR_CLOSER_H_

@@ -3,8 +3,7 @@
 // it. An event says whose descriptor it is, by the connection's number, and of what kind.
 //
 // Thread-safety: Wait is the loop's; the others, any thread. Cost: one system call.
-#ifndef KVSTRATA_SERVER_SOCKETS_EVENT_POLL_H_
-#define KVSTRATA_SERVER_SOCKETS_EVENT_POLL_H_
+#pragma once
 
 #include <sys/epoll.h>
 
@@ -50,5 +49,3 @@ class EventPoll {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_SOCKETS_EVENT_POLL_H_

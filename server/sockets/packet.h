@@ -5,8 +5,7 @@
 // Nothing here blocks: a peer that does not read makes Send answer kFull, never wait; a peer's
 // descriptors are not closed here (ReceiveOutcome).
 // Thread-safety: any thread. Cost: one system call.
-#ifndef KVSTRATA_SERVER_SOCKETS_PACKET_H_
-#define KVSTRATA_SERVER_SOCKETS_PACKET_H_
+#pragma once
 
 #include <span>
 #include <string>
@@ -59,5 +58,3 @@ bool ReadText(std::span<const char> in, std::string* out);
 std::string Printable(std::string text);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_SOCKETS_PACKET_H_

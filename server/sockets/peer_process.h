@@ -3,8 +3,7 @@
 //
 // The pidfd becomes readable when the process is dead, which is what frees its memory; a peer
 // without one is refused. Thread-safety: any thread. Cost: two or three system calls.
-#ifndef KVSTRATA_SERVER_SOCKETS_PEER_PROCESS_H_
-#define KVSTRATA_SERVER_SOCKETS_PEER_PROCESS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -30,5 +29,3 @@ Result<PeerProcess> PeerProcessOf(int socket);
 Result<PeerCredentials> CredentialsOf(int socket);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_SOCKETS_PEER_PROCESS_H_

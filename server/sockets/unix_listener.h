@@ -12,8 +12,7 @@
 // Errors (docs/operations.md gives their exit codes): SOCKET_PATH (INVALID_ARGUMENT: length, kind
 // of file), SOCKET_DIRECTORY (NOT_FOUND, PERMISSION_DENIED), SOCKET_IN_USE (ALREADY_EXISTS), and
 // SOCKET_PERMISSION (PERMISSION_DENIED). Cost: a few system calls, once.
-#ifndef KVSTRATA_SERVER_SOCKETS_UNIX_LISTENER_H_
-#define KVSTRATA_SERVER_SOCKETS_UNIX_LISTENER_H_
+#pragma once
 
 #include <sys/types.h>
 
@@ -97,5 +96,3 @@ class UnixListener {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_SOCKETS_UNIX_LISTENER_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // PromptValues: everything that a remote tier may have of a prompt.
-#ifndef KVSTRATA_SERVER_STORE_PROMPT_VALUES_H_
-#define KVSTRATA_SERVER_STORE_PROMPT_VALUES_H_
+#pragma once
 
 #include <cstdint>
 #include <span>
@@ -27,5 +26,3 @@ Result<PromptValues> ValuesOfPrompt(Store* store, std::string_view tenant, uint6
                                     std::span<const int32_t> tokens, std::string_view plan);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_PROMPT_VALUES_H_

@@ -26,8 +26,7 @@
 // POOL_EXHAUSTED (RESOURCE_EXHAUSTED; nothing was taken), the PLAN_* of kernels/plan/plan.h, and
 // those that a method names. DEVICE_FAILED (UNAVAILABLE): the sequence has pages on a device that
 // is lost to the daemon; close it and open it again, it is then served from host memory.
-#ifndef KVSTRATA_SERVER_STORE_STORE_H_
-#define KVSTRATA_SERVER_STORE_STORE_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -118,5 +117,3 @@ class Store {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_STORE_H_

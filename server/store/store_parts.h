@@ -7,8 +7,7 @@
 //
 // Ownership: members in the order in which they are made; no owner's constructor calls another.
 // Names that end in Locked need the lock beside one of that name that takes it.
-#ifndef KVSTRATA_SERVER_STORE_STORE_PARTS_H_
-#define KVSTRATA_SERVER_STORE_STORE_PARTS_H_
+#pragma once
 
 #include <memory>
 #include <vector>
@@ -114,5 +113,3 @@ struct Store::Parts {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_STORE_PARTS_H_

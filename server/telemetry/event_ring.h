@@ -5,8 +5,7 @@
 // A reader asks by the number of the last event that it has; nothing is kept for it. One that is
 // too slow finds that events are gone, and how many; it holds up nobody. Thread-safety: any thread.
 // Cost: a copy of the event under a short lock; 1,000 events of a few hundred bytes.
-#ifndef KVSTRATA_SERVER_TELEMETRY_EVENT_RING_H_
-#define KVSTRATA_SERVER_TELEMETRY_EVENT_RING_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -62,5 +61,3 @@ EventRing& RecentEvents();
 std::string_view NameOf(LogLevel level);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_TELEMETRY_EVENT_RING_H_

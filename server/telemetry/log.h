@@ -10,8 +10,7 @@
 // Event names and keys are stable. Never put prompt text or token ids here. Lines that other code
 // writes through spdlog come out as {"msg": ...} in JSON.
 // Thread-safety: any thread after InitLog. Cost: formatting and one write; nothing below the level.
-#ifndef KVSTRATA_SERVER_TELEMETRY_LOG_H_
-#define KVSTRATA_SERVER_TELEMETRY_LOG_H_
+#pragma once
 
 #include <concepts>
 #include <cstdint>
@@ -69,5 +68,3 @@ std::string FormatEvent(LogFormat format, std::string_view event,
                         std::initializer_list<LogField> fields);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_TELEMETRY_LOG_H_

@@ -4,8 +4,7 @@
 // tests/tree/check_metrics.py proves that it has what the code tells.
 //
 // Static data; any thread.
-#ifndef KVSTRATA_SERVER_TELEMETRY_METRIC_TABLE_H_
-#define KVSTRATA_SERVER_TELEMETRY_METRIC_TABLE_H_
+#pragma once
 
 #include <cstddef>
 #include <optional>
@@ -31,5 +30,3 @@ std::span<const Metric> AllMetrics();
 std::optional<size_t> FindMetric(std::string_view name);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_TELEMETRY_METRIC_TABLE_H_

@@ -5,8 +5,7 @@
 // Ours rather than a library's: the format is twenty lines, the table is the registry, and Debian's
 // prometheus-cpp brings an HTTP server and curl. Thread-safety: one thread. Cost: appends to a
 // string for each metric.
-#ifndef KVSTRATA_SERVER_TELEMETRY_METRIC_TEXT_H_
-#define KVSTRATA_SERVER_TELEMETRY_METRIC_TEXT_H_
+#pragma once
 
 #include <cstdint>
 #include <initializer_list>
@@ -44,5 +43,3 @@ class MetricText {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_TELEMETRY_METRIC_TEXT_H_

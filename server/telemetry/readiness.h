@@ -3,8 +3,7 @@
 // libsystemd) and a descriptor given by --ready-fd.
 //
 // Nobody listening is no error. Thread-safety: any thread. Cost: three system calls.
-#ifndef KVSTRATA_SERVER_TELEMETRY_READINESS_H_
-#define KVSTRATA_SERVER_TELEMETRY_READINESS_H_
+#pragma once
 
 #include <string_view>
 
@@ -22,5 +21,3 @@ Status CheckReadyFd(int fd);
 void SignalReadyFd(int fd);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_TELEMETRY_READINESS_H_

@@ -6,8 +6,7 @@
 // Reasons are those of the table (proto/reasons.h); one that it does not have is counted with
 // "other", so that no peer can add labels. Thread-safety: any thread. Cost: a look-up in the table
 // and an increment; a short lock where a line is written.
-#ifndef KVSTRATA_SERVER_TELEMETRY_REFUSALS_H_
-#define KVSTRATA_SERVER_TELEMETRY_REFUSALS_H_
+#pragma once
 
 #include <chrono>
 #include <cstdint>
@@ -39,5 +38,3 @@ void NoteRefusal(const Status& why, const Refused& who);
 std::vector<std::pair<std::string_view, uint64_t>> Refusals();
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_TELEMETRY_REFUSALS_H_

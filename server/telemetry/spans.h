@@ -7,8 +7,7 @@
 // that their caller samples. The queue is bounded: what has no room is dropped, and counted.
 // Thread-safety: SpanQueue any thread; a RequestSpan one at a time. Cost: none without a trace;
 // else an allocation, and a short lock a span.
-#ifndef KVSTRATA_SERVER_TELEMETRY_SPANS_H_
-#define KVSTRATA_SERVER_TELEMETRY_SPANS_H_
+#pragma once
 
 #include <array>
 #include <atomic>
@@ -86,5 +85,3 @@ class RequestSpan {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_TELEMETRY_SPANS_H_

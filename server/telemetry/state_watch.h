@@ -7,8 +7,7 @@
 //
 // StateChanges is the same without the thread. Thread-safety: one thread each. Cost: what `look`
 // costs, a second.
-#ifndef KVSTRATA_SERVER_TELEMETRY_STATE_WATCH_H_
-#define KVSTRATA_SERVER_TELEMETRY_STATE_WATCH_H_
+#pragma once
 
 #include <condition_variable>
 #include <cstdint>
@@ -69,5 +68,3 @@ class StateWatch {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_TELEMETRY_STATE_WATCH_H_

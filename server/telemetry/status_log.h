@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // StatusLog: warnings of errors that come in numbers, at most one line a second of them all.
 // Thread-safety: any thread.
-#ifndef KVSTRATA_SERVER_TELEMETRY_STATUS_LOG_H_
-#define KVSTRATA_SERVER_TELEMETRY_STATUS_LOG_H_
+#pragma once
 
 #include <string_view>
 
@@ -32,5 +31,3 @@ class StatusLog {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_TELEMETRY_STATUS_LOG_H_

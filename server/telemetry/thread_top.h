@@ -6,8 +6,7 @@
 //
 // Whoever asked for that work is to be told by a Status before it comes to this; here it is logged.
 // A bug of ours is no exception: it aborts (base/check.h). Cost: none unless something is thrown.
-#ifndef KVSTRATA_SERVER_TELEMETRY_THREAD_TOP_H_
-#define KVSTRATA_SERVER_TELEMETRY_THREAD_TOP_H_
+#pragma once
 
 #include <pthread.h>
 
@@ -119,5 +118,3 @@ struct HangingLoop {
 std::vector<HangingLoop> HangingLoops(std::chrono::microseconds limit);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_TELEMETRY_THREAD_TOP_H_

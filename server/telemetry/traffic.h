@@ -4,8 +4,7 @@
 //
 // Histograms have fixed bounds, a power of four each, so that those of several daemons add up.
 // Thread-safety: any thread. Cost: three relaxed increments.
-#ifndef KVSTRATA_SERVER_TELEMETRY_TRAFFIC_H_
-#define KVSTRATA_SERVER_TELEMETRY_TRAFFIC_H_
+#pragma once
 
 #include <array>
 #include <chrono>
@@ -59,5 +58,3 @@ uint64_t BytesOf(BytePath path);
 uint64_t RepliesThatWaited();
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_TELEMETRY_TRAFFIC_H_

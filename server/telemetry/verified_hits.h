@@ -4,8 +4,7 @@
 //
 // Thread-safety: any thread. Cost: an increment; of one that differs a line in the log
 // ("hit_mismatch"), at most kMismatchBurst of them in ten seconds.
-#ifndef KVSTRATA_SERVER_TELEMETRY_VERIFIED_HITS_H_
-#define KVSTRATA_SERVER_TELEMETRY_VERIFIED_HITS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -24,5 +23,3 @@ void NoteVerifiedHit(const VerifiedHit& hit);
 uint64_t VerifiedHits(bool equal);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_TELEMETRY_VERIFIED_HITS_H_

@@ -5,8 +5,7 @@
 //     AwaitedCall put({deadline, cancel});
 //     tier->Put(puts, put.terms());
 //     put.Wait();
-#ifndef KVSTRATA_SERVER_TIER_BLOCKING_CALLS_H_
-#define KVSTRATA_SERVER_TIER_BLOCKING_CALLS_H_
+#pragma once
 
 #include <functional>
 #include <memory>
@@ -14,7 +13,6 @@
 #include <stop_token>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "server/tier/value_tier.h"
 
@@ -55,5 +53,3 @@ Status WalkAndWait(ValueTier* tier, Deadline deadline,
 ValueSizes KnownSizes(ValueTier* tier, std::string_view key);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_TIER_BLOCKING_CALLS_H_

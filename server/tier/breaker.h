@@ -4,8 +4,7 @@
 // Opens after some failures in a row (errors and deadlines, not a full disk); then one caller a
 // pause may try, each pause twice the last one up to a longest; one success closes it.
 // Thread-safety: none, the tier's lock.
-#ifndef KVSTRATA_SERVER_TIER_BREAKER_H_
-#define KVSTRATA_SERVER_TIER_BREAKER_H_
+#pragma once
 
 #include <algorithm>
 #include <chrono>
@@ -60,5 +59,3 @@ class Breaker {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_TIER_BREAKER_H_

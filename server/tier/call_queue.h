@@ -9,8 +9,7 @@
 // With one thread more than lanes, a call that waits ends at its deadline, or when it is cancelled,
 // even while every lane is stuck. `done` runs after the lane is free for the next call.
 // Thread-safety: all methods, from any thread. Cost: a look at each call that waits per task.
-#ifndef KVSTRATA_SERVER_TIER_CALL_QUEUE_H_
-#define KVSTRATA_SERVER_TIER_CALL_QUEUE_H_
+#pragma once
 
 #include <condition_variable>
 #include <cstddef>
@@ -83,5 +82,3 @@ class CallQueue {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_TIER_CALL_QUEUE_H_

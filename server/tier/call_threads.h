@@ -5,8 +5,7 @@
 //
 // Ownership: borrows the queue. Thread-safety: made and destroyed by the queue's owner. Blocking:
 // the end waits for the calls that run.
-#ifndef KVSTRATA_SERVER_TIER_CALL_THREADS_H_
-#define KVSTRATA_SERVER_TIER_CALL_THREADS_H_
+#pragma once
 
 #include <cstddef>
 #include <functional>
@@ -47,5 +46,3 @@ class CallThreads {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_TIER_CALL_THREADS_H_

@@ -4,8 +4,7 @@
 // In the product all of them hold, at compile time. The negative controls of tests/server/tier
 // compile the engine with KVS_LEAVE_OUT_GUARDS and leave out one at a time: their oracle must then
 // find the harm that the guard prevents, or the guard is not proven to do anything.
-#ifndef KVSTRATA_SERVER_TIER_GUARD_H_
-#define KVSTRATA_SERVER_TIER_GUARD_H_
+#pragma once
 
 #include <cstdint>
 
@@ -43,5 +42,3 @@ constexpr bool Holds(Guard) { return true; }
 #endif
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_TIER_GUARD_H_

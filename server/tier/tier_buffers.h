@@ -4,8 +4,7 @@
 //
 // Values go through them, not straight from and to the pools' arenas: docs/design.md, "On disk".
 // Thread-safety: any thread. Aborts without memory.
-#ifndef KVSTRATA_SERVER_TIER_TIER_BUFFERS_H_
-#define KVSTRATA_SERVER_TIER_TIER_BUFFERS_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -46,5 +45,3 @@ class TierBuffers {
 TierGet NewTierGet(std::string key, std::span<const uint64_t> sizes, TierBuffers* buffers);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_TIER_TIER_BUFFERS_H_

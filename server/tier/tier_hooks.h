@@ -4,8 +4,7 @@
 // They are functions, each of which may be missing, and not a second interface: a tier for the
 // cluster, which evicts, persists and pins by rules of its servers, has none of them, and what is
 // above has one place for each where it asks. Thread-safety: any thread, with no lock held.
-#ifndef KVSTRATA_SERVER_TIER_TIER_HOOKS_H_
-#define KVSTRATA_SERVER_TIER_TIER_HOOKS_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -30,5 +29,3 @@ struct TierHooks {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_TIER_TIER_HOOKS_H_

@@ -29,8 +29,7 @@
 // or sizes that are not those that were put), NOT_FOUND, DATA_LOSS (it failed its check and has
 // left), RESOURCE_EXHAUSTED (no room, and none could be made), DEADLINE_EXCEEDED, ABORTED,
 // UNAVAILABLE (the tier, or its part that has the key, is left alone for a while).
-#ifndef KVSTRATA_SERVER_TIER_VALUE_TIER_H_
-#define KVSTRATA_SERVER_TIER_VALUE_TIER_H_
+#pragma once
 
 #include <algorithm>
 #include <array>
@@ -190,5 +189,3 @@ inline Status WhyNotNow(const TierCall& call) {
 inline Status TierStopped() { return Unavailable("TIER_STOPPED", "the tier is stopping"); }
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_TIER_VALUE_TIER_H_

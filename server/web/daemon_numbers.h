@@ -3,8 +3,7 @@
 // no lock that a step could wait for, however many come. LatestNumbers is where it is put.
 //
 // Plain values; LatestNumbers: any thread, a leaf lock for as long as a pointer is copied.
-#ifndef KVSTRATA_SERVER_WEB_DAEMON_NUMBERS_H_
-#define KVSTRATA_SERVER_WEB_DAEMON_NUMBERS_H_
+#pragma once
 
 #include <chrono>
 #include <memory>
@@ -80,5 +79,3 @@ class LatestNumbers {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_WEB_DAEMON_NUMBERS_H_

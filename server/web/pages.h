@@ -3,8 +3,7 @@
 //
 // Threads: kvs-http's alone. Cost: some ten microseconds; no lock that a step could wait for, no
 // call that blocks.
-#ifndef KVSTRATA_SERVER_WEB_PAGES_H_
-#define KVSTRATA_SERVER_WEB_PAGES_H_
+#pragma once
 
 #include <algorithm>
 #include <atomic>
@@ -170,5 +169,3 @@ HttpAnswer HealthAnswer(const std::vector<PartHealth>& parts, bool well,
                         const HttpRequest& request);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_WEB_PAGES_H_

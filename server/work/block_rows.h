@@ -5,8 +5,7 @@
 // A block is fetched as few pieces: one when its rows lie close together (at most as much between
 // them as there is of them: a tensor with K and V side by side is read whole), else one for each
 // slot or head, else one for each row.
-#ifndef KVSTRATA_SERVER_WORK_BLOCK_ROWS_H_
-#define KVSTRATA_SERVER_WORK_BLOCK_ROWS_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -40,5 +39,3 @@ class BlockRows {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_WORK_BLOCK_ROWS_H_

@@ -12,8 +12,7 @@
 // the store's to free. Ownership: borrows the store and the backend, which outlive it; outlives all
 // SessionImports. Thread-safety: NewSession from any thread. One lock, never around a call of the
 // store.
-#ifndef KVSTRATA_SERVER_WORK_IMPORTER_H_
-#define KVSTRATA_SERVER_WORK_IMPORTER_H_
+#pragma once
 
 #include <atomic>
 #include <chrono>
@@ -127,5 +126,3 @@ class Importer final : public ImportSink {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_WORK_IMPORTER_H_

@@ -7,8 +7,7 @@
 // `bytes_per_second`, so that an engine's own copies and kernels keep the bus and the memory.
 // Ownership: borrows the store, which outlives it; sets and unsets itself as its move sink.
 // Thread-safety: all methods, from any thread. Errors: none; what cannot be copied stays.
-#ifndef KVSTRATA_SERVER_WORK_MOVER_H_
-#define KVSTRATA_SERVER_WORK_MOVER_H_
+#pragma once
 
 #include <atomic>
 #include <chrono>
@@ -53,5 +52,3 @@ class Mover {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_WORK_MOVER_H_

@@ -12,8 +12,7 @@
 // own, held for a look at the queue and never while the store is called.
 // Errors: a run that fails is logged with its sequence, kept by the store and shown by
 // `kvstrata work ls`; nothing is thrown away.
-#ifndef KVSTRATA_SERVER_WORK_RECOMPRESS_H_
-#define KVSTRATA_SERVER_WORK_RECOMPRESS_H_
+#pragma once
 
 #include <chrono>
 #include <condition_variable>
@@ -85,5 +84,3 @@ class RecompressQueue final : public RecompressSink {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_WORK_RECOMPRESS_H_

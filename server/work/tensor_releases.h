@@ -7,8 +7,7 @@
 //
 // Ownership: takes what it is given. Threads that hang outlive it, and end with the process.
 // Thread-safety: all methods, from any thread.
-#ifndef KVSTRATA_SERVER_WORK_TENSOR_RELEASES_H_
-#define KVSTRATA_SERVER_WORK_TENSOR_RELEASES_H_
+#pragma once
 
 #include <chrono>
 #include <cstddef>
@@ -37,5 +36,3 @@ class TensorReleases {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_WORK_TENSOR_RELEASES_H_

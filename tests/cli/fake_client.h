@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a test may tell the fake client library (fake_client.cc) beyond its C ABI.
-#ifndef KVSTRATA_TESTS_CLI_FAKE_CLIENT_H_
-#define KVSTRATA_TESTS_CLI_FAKE_CLIENT_H_
+#pragma once
 
 #include <string>
 #include <vector>
@@ -15,5 +14,3 @@ struct FakeLibrary {
 };
 // Reset to a default FakeLibrary by whoever changes it.
 extern FakeLibrary fake_library;
-
-#endif  // KVSTRATA_TESTS_CLI_FAKE_CLIENT_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // TraceFile: builds .safetensors files for tests, right ones and wrong ones.
-#ifndef KVSTRATA_TESTS_CLI_TRACE_FILE_H_
-#define KVSTRATA_TESTS_CLI_TRACE_FILE_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -105,5 +104,3 @@ inline TraceFile SmallTrace(int prompt, int steps, int tail, const std::vector<i
 }
 
 }  // namespace kvstrata::cli
-
-#endif  // KVSTRATA_TESTS_CLI_TRACE_FILE_H_

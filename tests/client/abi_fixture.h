@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A session of the C ABI over a fake transport (fake_session.h), and a step of it.
-#ifndef KVSTRATA_TESTS_CLIENT_ABI_FIXTURE_H_
-#define KVSTRATA_TESTS_CLIENT_ABI_FIXTURE_H_
+#pragma once
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -57,5 +56,3 @@ class AbiTest : public ::testing::Test {
 };
 
 }  // namespace kvstrata::client
-
-#endif  // KVSTRATA_TESTS_CLIENT_ABI_FIXTURE_H_

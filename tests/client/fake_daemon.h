@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // FakeDaemon: the daemon's end of one attach socket and its rings, driven by a test line by line,
 // so that every way a daemon can misbehave can be played. One connection; the test's thread only.
-#ifndef KVSTRATA_TESTS_CLIENT_FAKE_DAEMON_H_
-#define KVSTRATA_TESTS_CLIENT_FAKE_DAEMON_H_
+#pragma once
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -167,5 +166,3 @@ class FakeDaemon {
 };
 
 }  // namespace kvstrata::client::testing
-
-#endif  // KVSTRATA_TESTS_CLIENT_FAKE_DAEMON_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the fake transport (fake_session.cc) saw, for tests of the C ABI's own work.
-#ifndef KVSTRATA_TESTS_CLIENT_FAKE_SESSION_H_
-#define KVSTRATA_TESTS_CLIENT_FAKE_SESSION_H_
+#pragma once
 
 #include <string>
 #include <vector>
@@ -37,5 +36,3 @@ struct FakeLog {
 FakeLog& Log();
 
 }  // namespace kvstrata::client::testing
-
-#endif  // KVSTRATA_TESTS_CLIENT_FAKE_SESSION_H_

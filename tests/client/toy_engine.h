@@ -2,8 +2,7 @@
 // A toy engine over the C++ wrapper: keys, values and queries are functions of (sequence seed,
 // position, layer), so that a test can recompute in double precision what attention over any set of
 // positions must answer.
-#ifndef KVSTRATA_TESTS_CLIENT_TOY_ENGINE_H_
-#define KVSTRATA_TESTS_CLIENT_TOY_ENGINE_H_
+#pragma once
 
 #include <gtest/gtest.h>
 
@@ -157,5 +156,3 @@ inline void ExpectOracle(const Answer& a, uint64_t seed, int32_t first, int n) {
 }
 
 }  // namespace kvstrata::client::testing
-
-#endif  // KVSTRATA_TESTS_CLIENT_TOY_ENGINE_H_

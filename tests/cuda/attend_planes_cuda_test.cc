@@ -138,7 +138,7 @@ TEST(AttendPlanesCuda, TakesATokenThatOutweighsAllOthers) {
     PlanesShape s;
     s.spike = spike;
     s.sharpness = 0.3f;
-    RunAndExpect(s, {765, 768}, rng, 0, 2e-2, 0.3);  // logits are rounded as they are large
+    RunAndExpect(s, {765, 768}, rng, 0, 4e-2, 0.3);  // logits are rounded as they are large
   }
 }
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What selector bits ranks tokens by, from the quantised keys in a sequence's index on the host.
-#ifndef KVSTRATA_TESTS_CUDA_BITS_VOTES_H_
-#define KVSTRATA_TESTS_CUDA_BITS_VOTES_H_
+#pragma once
 
 #include <algorithm>
 #include <cmath>
@@ -53,5 +52,3 @@ inline std::vector<double> BitsVotes(const TwinSequence& sequence, const Geometr
 }
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_TESTS_CUDA_BITS_VOTES_H_

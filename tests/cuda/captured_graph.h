@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a function enqueues, captured once and replayed. Errors of CUDA end the program.
-#ifndef KVSTRATA_TESTS_CUDA_CAPTURED_GRAPH_H_
-#define KVSTRATA_TESTS_CUDA_CAPTURED_GRAPH_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -53,5 +52,3 @@ class CapturedGraph {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_TESTS_CUDA_CAPTURED_GRAPH_H_

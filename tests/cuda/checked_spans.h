@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the ops of plan sekv must give: what their refs give over the same extents on the host, each
 // from what the device's op before left, so that near-ties of scores choose alike.
-#ifndef KVSTRATA_TESTS_CUDA_CHECKED_SPANS_H_
-#define KVSTRATA_TESTS_CUDA_CHECKED_SPANS_H_
+#pragma once
 
 #include <gtest/gtest.h>
 
@@ -157,5 +156,3 @@ class CheckedSpans : public SpanProblem {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_TESTS_CUDA_CHECKED_SPANS_H_

@@ -85,6 +85,69 @@ TEST(CudaStepPlanes, AGraphStaysGoodWhileGroupsFill) {
   twins.ExpectFewTies();
 }
 
+// A batch of which some are on their upper planes alone.
+const std::vector<std::string> kArriving = {kUpperPlanes, kPlanes, kUpperFourBitPlanes,
+                                            kUpperHostPlanes, kUpperPlanes};
+
+void SetArriving(Twins& twins, bool arriving) {
+  Check(cudaDeviceSynchronize(), "the steps before");
+  for (const auto& s : twins.sequences) {
+    if (s->plan.planes.open_on_upper) s->SetArriving(twins.geometry, arriving);
+  }
+}
+
+// What is on its way is nowhere on the GPU; the host reads what stands for it.
+TEST(CudaStepPlanes, OthersStandForLowerRunsUntilTheyAreHere) {
+  for (const auto& [dtype, page] : {std::pair{DType::kBF16, 16}, {DType::kF16, 64}}) {
+    Twins twins(Small(dtype, page), kArriving);
+    ASSERT_NO_FATAL_FAILURE(Prefill(twins, {300, 350, 260, 270, 140}));
+    ASSERT_NO_FATAL_FAILURE(twins.Pack());
+    for (const bool arriving : {true, false}) {
+      SetArriving(twins, arriving);
+      for (int i = 0; i < 5; ++i) {
+        ASSERT_NO_FATAL_FAILURE(twins.Run(twins.Each(1), {.dtype = dtype}));
+      }
+      ASSERT_NO_FATAL_FAILURE(twins.Run({3, 1, 1, 2, 9}, {.dtype = dtype}));
+    }
+    ASSERT_NO_FATAL_FAILURE(twins.Pack());
+    ASSERT_NO_FATAL_FAILURE(twins.Run(twins.Each(1), {.dtype = dtype}));
+    twins.ExpectFewTies();
+  }
+}
+
+// One graph, before they are here and afterwards.
+TEST(CudaStepPlanes, AGraphStaysGoodWhenLowerRunsAreHere) {
+  Twins twins(OneLayer(), kArriving);
+  ASSERT_NO_FATAL_FAILURE(Prefill(twins, {300, 350, 260, 270, 190}));
+  ASSERT_NO_FATAL_FAILURE(twins.Pack());
+  SetArriving(twins, true);
+  ASSERT_NO_FATAL_FAILURE(twins.Run(twins.Each(1)));
+  Replays replays(twins);
+  for (int i = 0; i < 20; ++i) {
+    if (i == 8) SetArriving(twins, false);
+    ASSERT_NO_FATAL_FAILURE(replays.Step());
+  }
+  EXPECT_EQ(replays.captures, 1);
+  twins.ExpectFewTies();
+}
+
+// The end of a prompt whose rows are in groups alone, of which some are on their upper planes.
+TEST(CudaStepPlanes, APromptGoesOnWithoutItsRawRows) {
+  Twins twins(Small(), kArriving);
+  ASSERT_NO_FATAL_FAILURE(Prefill(twins, {300, 350, 260, 270, 140}));
+  ASSERT_NO_FATAL_FAILURE(twins.Pack());
+  Check(cudaDeviceSynchronize(), "the steps before");
+  for (const auto& s : twins.sequences) s->Reopen(twins.geometry);
+  for (const bool arriving : {true, false}) {
+    SetArriving(twins, arriving);
+    ASSERT_NO_FATAL_FAILURE(twins.Run({3, 17, 1, 1, 9}));
+    for (int i = 0; i < 3; ++i) ASSERT_NO_FATAL_FAILURE(twins.Run(twins.Each(1)));
+  }
+  ASSERT_NO_FATAL_FAILURE(twins.ClosePrompts());
+  for (int i = 0; i < 5; ++i) ASSERT_NO_FATAL_FAILURE(twins.Run(twins.Each(1)));
+  twins.ExpectFewTies();
+}
+
 // Tokens of the group that fills are taken back, and others come.
 TEST(CudaStepPlanes, GoesOnAfterATruncateInsideAGroup) {
   Twins twins(Small(), {kPlanes, kFinePlanes, kHostPlanes});

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A typed array on the GPU for tests and benchmarks: fresh memory is poisoned with 0xFF (NaN in
 // every float type), so that what an op did not write shows. Errors of CUDA end the program.
-#ifndef KVSTRATA_TESTS_CUDA_DEVICE_ARRAY_H_
-#define KVSTRATA_TESTS_CUDA_DEVICE_ARRAY_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -67,5 +66,3 @@ class DeviceArray {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_TESTS_CUDA_DEVICE_ARRAY_H_

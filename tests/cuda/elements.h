@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Elements of the rows' dtypes for GPU tests: drawn, stored, read back.
-#ifndef KVSTRATA_TESTS_CUDA_ELEMENTS_H_
-#define KVSTRATA_TESTS_CUDA_ELEMENTS_H_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -57,5 +56,3 @@ inline std::vector<std::byte> RandomElements(Rng& rng, DType dtype, size_t count
 }
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_TESTS_CUDA_ELEMENTS_H_

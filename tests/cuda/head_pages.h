@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Raw rows of a few heads on scattered pages, for tests of the ops that pack them.
-#ifndef KVSTRATA_TESTS_CUDA_HEAD_PAGES_H_
-#define KVSTRATA_TESTS_CUDA_HEAD_PAGES_H_
+#pragma once
 
 #include <vector>
 
@@ -54,5 +53,3 @@ inline HeadRowShape ShapeOf(int head_dim, int page_tokens, DType dtype) {
 }
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_TESTS_CUDA_HEAD_PAGES_H_

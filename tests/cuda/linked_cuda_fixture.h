@@ -3,8 +3,7 @@
 // libkvstrata.so, tensors of the GPU and of the host, graphs of the caller's. Every answer is held
 // to attention in double over the rows that the test wrote and the positions that kvs_selection
 // names; where a codec keeps less of rows, to a daemon without a GPU.
-#ifndef KVSTRATA_TESTS_CUDA_LINKED_CUDA_FIXTURE_H_
-#define KVSTRATA_TESTS_CUDA_LINKED_CUDA_FIXTURE_H_
+#pragma once
 
 #include <gtest/gtest.h>
 
@@ -352,5 +351,3 @@ inline constexpr char kMosaic[] =
     "min_tokens = 0}";
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_TESTS_CUDA_LINKED_CUDA_FIXTURE_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Selections of a Step and of a CudaStep that differ by near-ties alone.
-#ifndef KVSTRATA_TESTS_CUDA_NEAR_TIES_H_
-#define KVSTRATA_TESTS_CUDA_NEAR_TIES_H_
+#pragma once
 
 #include <algorithm>
 #include <cmath>
@@ -284,5 +283,3 @@ class NearTies {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_TESTS_CUDA_NEAR_TIES_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Words in which kernels note that rows of a sequence are not finite, in another order than that of
 // the batch.
-#ifndef KVSTRATA_TESTS_CUDA_NOTED_WORDS_H_
-#define KVSTRATA_TESTS_CUDA_NOTED_WORDS_H_
+#pragma once
 
 #include <gtest/gtest.h>
 
@@ -46,5 +45,3 @@ class NotedWords {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_TESTS_CUDA_NOTED_WORDS_H_

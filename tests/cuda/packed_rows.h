@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Random packed rows (attend_packed.h) for GPU tests and benchmarks.
-#ifndef KVSTRATA_TESTS_CUDA_PACKED_ROWS_H_
-#define KVSTRATA_TESTS_CUDA_PACKED_ROWS_H_
+#pragma once
 
 #include <algorithm>
 #include <cmath>
@@ -42,5 +41,3 @@ inline std::vector<float> RandomRotation(Rng& rng, int dim) {
 }
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_TESTS_CUDA_PACKED_ROWS_H_

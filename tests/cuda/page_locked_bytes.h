@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Page-locked memory of the host, which kernels read at the same address.
-#ifndef KVSTRATA_TESTS_CUDA_PAGE_LOCKED_BYTES_H_
-#define KVSTRATA_TESTS_CUDA_PAGE_LOCKED_BYTES_H_
+#pragma once
 
 #include <cstddef>
 #include <memory>
@@ -17,5 +16,3 @@ inline std::shared_ptr<std::byte[]> NewPageLocked(uint64_t bytes) {
 }
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_TESTS_CUDA_PAGE_LOCKED_BYTES_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A batch of sequences of random keys and values on pages, the same on host and GPU: pages in
 // random order, NaN wherever no row was written.
-#ifndef KVSTRATA_TESTS_CUDA_PAGED_BATCH_H_
-#define KVSTRATA_TESTS_CUDA_PAGED_BATCH_H_
+#pragma once
 
 #include <algorithm>
 #include <cmath>
@@ -125,5 +124,3 @@ class PagedBatch {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_TESTS_CUDA_PAGED_BATCH_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Upper or lower runs of groups (planes_inputs.h) where op attend_planes finds them: on the GPU, or
 // in page-locked memory of the host.
-#ifndef KVSTRATA_TESTS_CUDA_PLACED_RUNS_H_
-#define KVSTRATA_TESTS_CUDA_PLACED_RUNS_H_
+#pragma once
 
 #include <algorithm>
 #include <memory>
@@ -84,5 +83,3 @@ class PlacedRuns {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_TESTS_CUDA_PLACED_RUNS_H_

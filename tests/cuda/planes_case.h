@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A call of op attend_planes on the GPU, and what it is held to (planes_rule.h).
-#ifndef KVSTRATA_TESTS_CUDA_PLANES_CASE_H_
-#define KVSTRATA_TESTS_CUDA_PLANES_CASE_H_
+#pragma once
 
 #include <gtest/gtest.h>
 
@@ -202,5 +201,3 @@ class PlanesCase {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_TESTS_CUDA_PLANES_CASE_H_

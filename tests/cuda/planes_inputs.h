@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Random inputs of op attend_planes, sealed by `ref`.
-#ifndef KVSTRATA_TESTS_CUDA_PLANES_INPUTS_H_
-#define KVSTRATA_TESTS_CUDA_PLANES_INPUTS_H_
+#pragma once
 
 #include <algorithm>
 #include <cmath>
@@ -181,5 +180,3 @@ class PlanesInputs {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_TESTS_CUDA_PLANES_INPUTS_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The rule of docs/spec/planes.md in double precision over what a device chose: near-ties may fall
 // either way, outputs over one choice may not differ.
-#ifndef KVSTRATA_TESTS_CUDA_PLANES_RULE_H_
-#define KVSTRATA_TESTS_CUDA_PLANES_RULE_H_
+#pragma once
 
 #include <gtest/gtest.h>
 
@@ -294,5 +293,3 @@ class PlanesOracle {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_TESTS_CUDA_PLANES_RULE_H_

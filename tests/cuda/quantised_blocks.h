@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Keys of one layer on scattered pages, and index blocks for their quantised groups, on the device
 // and, for the reference, on the host.
-#ifndef KVSTRATA_TESTS_CUDA_QUANTISED_BLOCKS_H_
-#define KVSTRATA_TESTS_CUDA_QUANTISED_BLOCKS_H_
+#pragma once
 
 #include <limits>
 #include <memory>
@@ -78,5 +77,3 @@ class QuantisedBlocks {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_TESTS_CUDA_QUANTISED_BLOCKS_H_

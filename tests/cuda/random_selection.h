@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A random selection for each sequence of a batch: on the host, in the shapes of DeviceSelection,
 // and on the device. Entries that are no part of a list are no tokens.
-#ifndef KVSTRATA_TESTS_CUDA_RANDOM_SELECTION_H_
-#define KVSTRATA_TESTS_CUDA_RANDOM_SELECTION_H_
+#pragma once
 
 #include <algorithm>
 #include <vector>
@@ -110,5 +109,3 @@ class RandomSelection {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_TESTS_CUDA_RANDOM_SELECTION_H_

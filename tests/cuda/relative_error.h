@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The norm of a difference over the norm of what it should be.
-#ifndef KVSTRATA_TESTS_CUDA_RELATIVE_ERROR_H_
-#define KVSTRATA_TESTS_CUDA_RELATIVE_ERROR_H_
+#pragma once
 
 #include <cmath>
 #include <limits>
@@ -24,5 +23,3 @@ inline double RelativeError(std::span<const float> got, std::span<const float> w
 }
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_TESTS_CUDA_RELATIVE_ERROR_H_

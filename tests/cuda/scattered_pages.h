@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Pages of random rows for GPU tests and benchmarks: each page somewhere else in one arena, on the
 // device and, for the reference, on the host.
-#ifndef KVSTRATA_TESTS_CUDA_SCATTERED_PAGES_H_
-#define KVSTRATA_TESTS_CUDA_SCATTERED_PAGES_H_
+#pragma once
 
 #include <algorithm>
 #include <cstddef>
@@ -63,5 +62,3 @@ class ScatteredPages {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_TESTS_CUDA_SCATTERED_PAGES_H_

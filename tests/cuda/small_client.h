@@ -2,8 +2,7 @@
 // SmallClient: an engine with a model of 512 KiB a thousand tokens, on tensors of the host, for
 // tests of a daemon with a GPU that need pages and copies, and little of what lies in them. What
 // fails is an error of the test.
-#ifndef KVSTRATA_TESTS_CUDA_SMALL_CLIENT_H_
-#define KVSTRATA_TESTS_CUDA_SMALL_CLIENT_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
@@ -104,5 +103,3 @@ class SmallClient {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_TESTS_CUDA_SMALL_CLIENT_H_

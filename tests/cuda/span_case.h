@@ -2,8 +2,7 @@
 // Cases of the ops of plan sekv (score_spans, attend_spans), and the arrays of one part with spans
 // (span_layer.h), drawn at random. All that is not to be read is 0xFF: other layers, factors of
 // spans that no head has chosen.
-#ifndef KVSTRATA_TESTS_CUDA_SPAN_CASE_H_
-#define KVSTRATA_TESTS_CUDA_SPAN_CASE_H_
+#pragma once
 
 #include <algorithm>
 #include <cmath>
@@ -185,5 +184,3 @@ class HostSpans {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_TESTS_CUDA_SPAN_CASE_H_

@@ -2,8 +2,7 @@
 // A layer of plan sekv on the device, on fresh random inputs, and calls of its ops. All that is not
 // to be read is 0xFF (span_case.h), pages before the window too; so is every output before it is
 // written.
-#ifndef KVSTRATA_TESTS_CUDA_SPAN_PROBLEM_H_
-#define KVSTRATA_TESTS_CUDA_SPAN_PROBLEM_H_
+#pragma once
 
 #include <algorithm>
 #include <cmath>
@@ -243,5 +242,3 @@ class SpanProblem {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_TESTS_CUDA_SPAN_PROBLEM_H_

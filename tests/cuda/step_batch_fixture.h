@@ -2,8 +2,7 @@
 // Sequences that a Step and a CudaStep run side by side: the same tokens on the host's pages and
 // the GPU's, at the same places of two arenas, NaN wherever nothing was written; and, of all codecs
 // but raw, the same extents.
-#ifndef KVSTRATA_TESTS_CUDA_STEP_BATCH_FIXTURE_H_
-#define KVSTRATA_TESTS_CUDA_STEP_BATCH_FIXTURE_H_
+#pragma once
 
 #include <algorithm>
 #include <cmath>
@@ -16,12 +15,11 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/codec/codec.h"
 #include "kernels/step/gpu/cuda_step.h"
 #include "kernels/step/step.h"
 #include "tests/cuda/device_array.h"
 #include "tests/cuda/elements.h"
-#include "tests/cuda/page_locked_bytes.h"
+#include "tests/cuda/twin_extents.h"
 
 namespace kvstrata::cuda {
 
@@ -90,88 +88,6 @@ class TwinPieces {
   std::unique_ptr<std::byte, FreePageLocked> on_host_;
 };
 
-// The extents of a sequence, which its codec's Recompressor makes of the host's pages: on the
-// host, and as copies where a session reads them, those on the GPU with descriptions.
-class TwinExtents {
- public:
-  // Until nothing is due. surprisal: [prompt], of codec lowrank. REQUIRES: the GPU is idle.
-  void Settle(const Plan& plan, const Geometry& g, SequenceView view, int32_t prompt,
-              std::span<const float> surprisal) {
-    if (recompressor_ == nullptr) recompressor_ = NewRecompressor(plan, g, nullptr);
-    RecompressInput input;
-    input.prompt_tokens = prompt;
-    input.indexed_tokens = view.tokens;
-    input.surprisal = surprisal;
-    input.backend = FindBackend("ref").value();
-    input.executor = &InlineExecutor();
-    input.view = HostView(view);
-    for (; recompressor_->Due(input); input.view = HostView(view)) {
-      auto output = recompressor_->Run(input);
-      ASSERT_TRUE(output.ok()) << output.status().ToString();
-      std::vector<Extent> next;
-      for (ExtentDraft& draft : output.value().extents) {
-        if (draft.kept >= 0) {
-          next.push_back(std::move(extents_[static_cast<size_t>(draft.kept)]));
-        } else {
-          next.emplace_back(std::move(draft));
-        }
-      }
-      extents_ = std::move(next);
-      ++version_;
-    }
-  }
-  SequenceView HostView(SequenceView view) { return Viewed(view, false); }
-  SequenceView DeviceView(SequenceView view) { return Viewed(view, true); }
-  int32_t end() const { return extents_.empty() ? 0 : extents_.back().tokens.end; }
-  size_t size() const { return extents_.size(); }
-  // The description of extent `i`, to be damaged.
-  std::vector<std::byte>& description(size_t i) {
-    ++version_;
-    return extents_[i].description;
-  }
-
- private:
-  struct Extent {
-    explicit Extent(ExtentDraft draft) : tokens(draft.tokens), bytes(std::move(draft.bytes)) {
-      if (draft.tier == Tier::kHost) {
-        on_host = NewPageLocked(bytes.size());
-        std::ranges::copy(bytes, on_host.get());
-        return;
-      }
-      device = DeviceArray<std::byte>(bytes);
-      const std::span front(bytes.data(), std::min(bytes.size(), size_t{kExtentFrontBytes}));
-      const int64_t size = DescriptionBytes(front, static_cast<int64_t>(bytes.size()));
-      description.assign(bytes.begin(), bytes.begin() + size);
-    }
-    kvstrata::Run tokens;
-    std::vector<std::byte> bytes, description;
-    DeviceArray<std::byte> device;
-    std::shared_ptr<std::byte[]> on_host;  // that tier's, instead of `device`
-  };
-
-  SequenceView Viewed(SequenceView view, bool device) {
-    std::vector<ExtentView>& views = views_[device ? 1 : 0];
-    views.clear();
-    for (const Extent& e : extents_) {
-      const auto size = static_cast<int64_t>(e.bytes.size());
-      const std::byte* const on_gpu = e.on_host == nullptr ? e.device.get() : e.on_host.get();
-      views.push_back({device ? on_gpu : e.bytes.data(), size, e.tokens});
-      if (!device || e.on_host != nullptr) continue;
-      views.back().description = e.description.data();
-      views.back().description_bytes = static_cast<int64_t>(e.description.size());
-    }
-    view.extents = views.data();
-    view.extent_count = static_cast<int32_t>(views.size());
-    view.version = version_;
-    return view;
-  }
-
-  std::unique_ptr<Recompressor> recompressor_;
-  std::vector<Extent> extents_;
-  std::vector<ExtentView> views_[2];
-  uint64_t version_ = 1;
-};
-
 // Tokens that one selection has and the other has not, and the other way round.
 struct Difference {
   std::vector<int32_t> missing, extra;
@@ -237,6 +153,17 @@ struct TwinSequence {
     child->bounded = bounded;
     return child;
   }
+  void SetArriving(const Geometry& g, bool arriving) {
+    extents->SetArriving({g.head_dim, plan.planes.unit, plan.planes.keep}, arriving);
+  }
+  // As it is opened on what is packed: the prompt is not complete, and raw rows of that are gone.
+  void Reopen(const Geometry& g) {
+    Hold(g, extents->end());
+    for (int32_t i = 0; i < extents->end() / g.page_tokens; ++i) {
+      const auto page = static_cast<size_t>(i);
+      pages.host_pieces[page] = pages.device_pieces[page] = nullptr;
+    }
+  }
   // Both hold `tokens`, as of a prefix that is held without an index.
   void Hold(const Geometry& g, int32_t tokens) {
     on_host = std::make_unique<SequenceState>(g, plan, tokens, 0);
@@ -282,5 +209,3 @@ struct TwinSequence {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_TESTS_CUDA_STEP_BATCH_FIXTURE_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Plans of the tests of CudaStep, small enough that sequences of some hundred tokens select.
-#ifndef KVSTRATA_TESTS_CUDA_STEP_PLANS_H_
-#define KVSTRATA_TESTS_CUDA_STEP_PLANS_H_
+#pragma once
 
 namespace kvstrata::cuda {
 
@@ -114,9 +113,17 @@ inline constexpr const char* kFewHotPlanes =
     "sinks = 0, recent = 1, n_dense_layers = 1, min_tokens = 0}";
 inline constexpr const char* kColdPlanes =
     "planes{lower = \"host\", hot = 0, recent = 4096, min_tokens = 0}";
+// Lower planes may come later.
+inline constexpr const char* kUpperPlanes =
+    "planes{fine_above = 8, sample = 2, sinks = 5, recent = 20, min_tokens = 150, keep_raw = "
+    "\"no\", open_on = \"upper\"}";
+inline constexpr const char* kUpperFourBitPlanes =
+    "planes{keep = 4, fine_above = 8, skip_below = 0, sample = 1, n_dense_layers = 1, min_tokens = "
+    "0, keep_raw = \"no\", open_on = \"upper\"}";
+inline constexpr const char* kUpperHostPlanes =
+    "planes{lower = \"host\", hot = 32, fine_above = 8, sample = 2, sinks = 5, recent = 20, "
+    "min_tokens = 150, keep_raw = \"no\", open_on = \"upper\"}";
 // Everything by all planes.
 inline constexpr const char* kFinePlanes = "planes{recent = 4096, min_tokens = 0}";
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_TESTS_CUDA_STEP_PLANS_H_

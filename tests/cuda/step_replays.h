@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Decode steps of a batch (step_twins.h) by one captured graph.
-#ifndef KVSTRATA_TESTS_CUDA_STEP_REPLAYS_H_
-#define KVSTRATA_TESTS_CUDA_STEP_REPLAYS_H_
+#pragma once
 
 #include "tests/cuda/captured_graph.h"
 #include "tests/cuda/step_twins.h"
@@ -59,5 +58,3 @@ class Replays {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_TESTS_CUDA_STEP_REPLAYS_H_

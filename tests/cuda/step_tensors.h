@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tensors of a step's layers, on the host and on the GPU.
-#ifndef KVSTRATA_TESTS_CUDA_STEP_TENSORS_H_
-#define KVSTRATA_TESTS_CUDA_STEP_TENSORS_H_
+#pragma once
 
 #include <algorithm>
 #include <vector>
@@ -92,5 +91,3 @@ struct TensorKind {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_TESTS_CUDA_STEP_TENSORS_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A batch that a Step with backend `ref` and a CudaStep run side by side: selections are compared
 // but for near-ties, outputs and lse within rounding.
-#ifndef KVSTRATA_TESTS_CUDA_STEP_TWINS_H_
-#define KVSTRATA_TESTS_CUDA_STEP_TWINS_H_
+#pragma once
 
 #include "kernels/step/gpu/cuda_step.h"
 #include "tests/cuda/near_ties.h"
@@ -319,5 +318,3 @@ inline void Prefill(Twins& twins, const std::vector<int32_t>& lengths) {
 }
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_TESTS_CUDA_STEP_TWINS_H_

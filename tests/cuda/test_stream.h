@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A stream that does not wait for the default one.
-#ifndef KVSTRATA_TESTS_CUDA_TEST_STREAM_H_
-#define KVSTRATA_TESTS_CUDA_TEST_STREAM_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -21,5 +20,3 @@ class TestStream {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_TESTS_CUDA_TEST_STREAM_H_

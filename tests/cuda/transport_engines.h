@@ -2,8 +2,7 @@
 // Two engines with the same deterministic model, one on each transport, for tests that hold what
 // they answer to each other: LinkedEngine calls kvs_* on tensors of the host or of the GPU,
 // RemoteEngine the daemon's Compute service. Rows are functions of layer, position and token id.
-#ifndef KVSTRATA_TESTS_CUDA_TRANSPORT_ENGINES_H_
-#define KVSTRATA_TESTS_CUDA_TRANSPORT_ENGINES_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
@@ -315,5 +314,3 @@ class Decoding {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_TESTS_CUDA_TRANSPORT_ENGINES_H_

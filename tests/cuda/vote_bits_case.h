@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Random quantised keys and queries for ops over them, and what op vote must make of them.
-#ifndef KVSTRATA_TESTS_CUDA_VOTE_BITS_CASE_H_
-#define KVSTRATA_TESTS_CUDA_VOTE_BITS_CASE_H_
+#pragma once
 
 #include <gtest/gtest.h>
 
@@ -186,5 +185,3 @@ class VoteBitsCase {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_TESTS_CUDA_VOTE_BITS_CASE_H_

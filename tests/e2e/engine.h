@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the end-to-end tests share: the two libraries as function tables (both transports in one
 // process) and a toy engine that drives sequences through them.
-#ifndef KVSTRATA_TESTS_E2E_ENGINE_H_
-#define KVSTRATA_TESTS_E2E_ENGINE_H_
+#pragma once
 
 #include <dlfcn.h>
 #include <gtest/gtest.h>
@@ -210,5 +209,3 @@ inline std::vector<int32_t> Prompt(uint32_t n, int32_t seed) {
 }
 
 }  // namespace kvstrata::testing
-
-#endif  // KVSTRATA_TESTS_E2E_ENGINE_H_

@@ -2,8 +2,7 @@
 // Client processes of the end-to-end tests: a role is a function that a test program runs when it
 // is started as `PROGRAM --client ROLE SOCKET ARG`; it talks to the test through its standard
 // output.
-#ifndef KVSTRATA_TESTS_E2E_MAIN_H_
-#define KVSTRATA_TESTS_E2E_MAIN_H_
+#pragma once
 
 #include <signal.h>
 #include <sys/types.h>
@@ -40,5 +39,3 @@ class ClientProcess {
 };
 
 }  // namespace kvstrata::testing
-
-#endif  // KVSTRATA_TESTS_E2E_MAIN_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Operator: the daemon's admin service as the end-to-end tests use it. Not in a program that loads
 // libkvstrata_remote.so: two copies of the services' descriptors abort protobuf.
-#ifndef KVSTRATA_TESTS_E2E_OPERATOR_H_
-#define KVSTRATA_TESTS_E2E_OPERATOR_H_
+#pragma once
 
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
@@ -199,5 +198,3 @@ class Operator {
 };
 
 }  // namespace kvstrata::testing
-
-#endif  // KVSTRATA_TESTS_E2E_OPERATOR_H_

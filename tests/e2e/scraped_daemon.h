@@ -2,8 +2,7 @@
 // ScrapedDaemon: a kvstratad with a disk of its own whose /metrics a test reads, and which of its
 // metrics have moved since it began. Not in a program that loads libkvstrata_remote.so, as
 // operator.h. Not thread-safe.
-#ifndef KVSTRATA_TESTS_E2E_SCRAPED_DAEMON_H_
-#define KVSTRATA_TESTS_E2E_SCRAPED_DAEMON_H_
+#pragma once
 
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
@@ -178,5 +177,3 @@ class ScrapedDaemon {
 };
 
 }  // namespace kvstrata::testing
-
-#endif  // KVSTRATA_TESTS_E2E_SCRAPED_DAEMON_H_

@@ -2,8 +2,7 @@
 // ToyModel: a deterministic "language model" for end-to-end tests. Keys, values and queries are
 // functions of (token id, position, layer), so any process can recompute what a sequence must hold
 // and what full attention over it must answer, in double precision, without kvstrata.
-#ifndef KVSTRATA_TESTS_E2E_TOY_MODEL_H_
-#define KVSTRATA_TESTS_E2E_TOY_MODEL_H_
+#pragma once
 
 #include <kvstrata/kvstrata.h>
 
@@ -86,5 +85,3 @@ inline kvs_tensor TensorOf(const std::vector<float>& x, int heads, int dim) {
 }
 
 }  // namespace kvstrata::testing
-
-#endif  // KVSTRATA_TESTS_E2E_TOY_MODEL_H_

@@ -2,8 +2,7 @@
 // A table of ops that is a GPU in host memory: attention over a selection is computed as op
 // attend_raw says, selections are made up, packed rows and spans attend to zeros. For tests of what
 // a CudaStep does around its kernels. Not thread-safe.
-#ifndef KVSTRATA_TESTS_FAKES_ATTENDING_GPU_H_
-#define KVSTRATA_TESTS_FAKES_ATTENDING_GPU_H_
+#pragma once
 
 #include <algorithm>
 #include <cmath>
@@ -221,5 +220,3 @@ inline const cuda::CudaOps& FakeOps() {
 }
 
 }  // namespace kvstrata::testing
-
-#endif  // KVSTRATA_TESTS_FAKES_ATTENDING_GPU_H_

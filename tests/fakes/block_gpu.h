@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The ops that choose over an engine's own blocks, as a GPU in host memory (attending_gpu.h): each
 // computes what its header says, in doubles. Not thread-safe.
-#ifndef KVSTRATA_TESTS_FAKES_BLOCK_GPU_H_
-#define KVSTRATA_TESTS_FAKES_BLOCK_GPU_H_
+#pragma once
 
 #include <algorithm>
 #include <cmath>
@@ -227,5 +226,3 @@ inline cuda::CudaOps BlockOps() {
 }
 
 }  // namespace kvstrata::testing
-
-#endif  // KVSTRATA_TESTS_FAKES_BLOCK_GPU_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The ops of plan planes over an engine's own blocks, as a GPU in host memory (block_gpu.h): each
 // computes what its header says, by refs. Not thread-safe.
-#ifndef KVSTRATA_TESTS_FAKES_BLOCK_PLANES_GPU_H_
-#define KVSTRATA_TESTS_FAKES_BLOCK_PLANES_GPU_H_
+#pragma once
 
 #include <algorithm>
 #include <cstring>
@@ -255,5 +254,3 @@ inline cuda::CudaOps PlanesOps() {
 }
 
 }  // namespace kvstrata::testing
-
-#endif  // KVSTRATA_TESTS_FAKES_BLOCK_PLANES_GPU_H_

@@ -5,8 +5,7 @@
 // besides, a test decides.
 //
 // Thread-safety: the control from any thread; a Recompressor as kernels/codec/codec.h says.
-#ifndef KVSTRATA_TESTS_FAKES_COPYING_CODEC_H_
-#define KVSTRATA_TESTS_FAKES_COPYING_CODEC_H_
+#pragma once
 
 #include <algorithm>
 #include <atomic>
@@ -134,5 +133,3 @@ class CopyingCodec final : public Recompressor {
 };
 
 }  // namespace kvstrata::testing
-
-#endif  // KVSTRATA_TESTS_FAKES_COPYING_CODEC_H_

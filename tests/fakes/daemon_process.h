@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // DaemonProcess: a kvstratad of one's own on a temporary socket, for tests and benchmarks. Stops it
 // with SIGTERM and removes the folder at the end. Not thread-safe.
-#ifndef KVSTRATA_TESTS_FAKES_DAEMON_PROCESS_H_
-#define KVSTRATA_TESTS_FAKES_DAEMON_PROCESS_H_
+#pragma once
 
 #include <poll.h>
 #include <signal.h>
@@ -93,5 +92,3 @@ class DaemonProcess {
 };
 
 }  // namespace kvstrata::testing
-
-#endif  // KVSTRATA_TESTS_FAKES_DAEMON_PROCESS_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The slots of a disk tier's files, as docs/disk_format.md has them: for tests that count values or
 // damage one.
-#ifndef KVSTRATA_TESTS_FAKES_DISK_SLOTS_H_
-#define KVSTRATA_TESTS_FAKES_DISK_SLOTS_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -67,5 +66,3 @@ inline void Remove(const DiskSlot& slot) {
 }
 
 }  // namespace kvstrata::testing
-
-#endif  // KVSTRATA_TESTS_FAKES_DISK_SLOTS_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // FailingResource: a MemoryResource that fails from the N-th allocation on, or as a lost device
 // does.
-#ifndef KVSTRATA_TESTS_FAKES_FAILING_RESOURCE_H_
-#define KVSTRATA_TESTS_FAKES_FAILING_RESOURCE_H_
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -62,5 +61,3 @@ inline std::unique_ptr<MemoryResource> NewLosableResource(
 }
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_TESTS_FAKES_FAILING_RESOURCE_H_

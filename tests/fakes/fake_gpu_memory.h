@@ -2,8 +2,7 @@
 // Memory that the daemon has but must not touch, as a GPU's: `base` is mapped without access, only
 // Copy moves bytes, and clients see them kGpuShift away: below, as above it the address space may
 // end.
-#ifndef KVSTRATA_TESTS_FAKES_FAKE_GPU_MEMORY_H_
-#define KVSTRATA_TESTS_FAKES_FAKE_GPU_MEMORY_H_
+#pragma once
 
 #include <sys/mman.h>
 
@@ -71,5 +70,3 @@ class FakeGpuMemory final : public MemoryResource {
 };
 
 }  // namespace kvstrata::testing
-
-#endif  // KVSTRATA_TESTS_FAKES_FAKE_GPU_MEMORY_H_

@@ -4,8 +4,7 @@
 // names another place misses it.
 //
 // Ownership: borrows the shared tier. Thread-safety: all methods, from any thread.
-#ifndef KVSTRATA_TESTS_FAKES_FAR_TIER_H_
-#define KVSTRATA_TESTS_FAKES_FAR_TIER_H_
+#pragma once
 
 #include <atomic>
 #include <condition_variable>
@@ -75,5 +74,3 @@ class FarTier final : public ValueTier {
 };
 
 }  // namespace kvstrata::testing
-
-#endif  // KVSTRATA_TESTS_FAKES_FAR_TIER_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // LentBlocks: an engine's paged tensors in one memfd, for tests of imported sequences: keys and
 // values of all layers in a layout of one's choice, everything that no token was put into poisoned.
-#ifndef KVSTRATA_TESTS_FAKES_LENT_BLOCKS_H_
-#define KVSTRATA_TESTS_FAKES_LENT_BLOCKS_H_
+#pragma once
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -147,5 +146,3 @@ class LentBlocks {
 };
 
 }  // namespace kvstrata::testing
-
-#endif  // KVSTRATA_TESTS_FAKES_LENT_BLOCKS_H_

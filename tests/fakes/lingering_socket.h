@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A descriptor whose last close blocks: a TCP socket with SO_LINGER whose peer does not read. Not
 // thread-safe.
-#ifndef KVSTRATA_TESTS_FAKES_LINGERING_SOCKET_H_
-#define KVSTRATA_TESTS_FAKES_LINGERING_SOCKET_H_
+#pragma once
 
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -54,5 +53,3 @@ class LingeringSocket {
 };
 
 }  // namespace kvstrata::testing
-
-#endif  // KVSTRATA_TESTS_FAKES_LINGERING_SOCKET_H_

@@ -4,8 +4,7 @@
 //
 // Beyond the interface it can be held, so that calls meet a tier that does not answer, and damage a
 // value. Thread-safety: all methods, from any thread.
-#ifndef KVSTRATA_TESTS_FAKES_MEMORY_VALUE_TIER_H_
-#define KVSTRATA_TESTS_FAKES_MEMORY_VALUE_TIER_H_
+#pragma once
 
 #include <condition_variable>
 #include <functional>
@@ -73,5 +72,3 @@ class MemoryValueTier final : public ValueTier {
 };
 
 }  // namespace kvstrata::testing
-
-#endif  // KVSTRATA_TESTS_FAKES_MEMORY_VALUE_TIER_H_

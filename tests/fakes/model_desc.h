@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // DescOf: the description that a test or benchmark registers its model by: keys after rotary
 // embedding, one rank, no adapter, no boundary tokens. Name and digest must outlive it.
-#ifndef KVSTRATA_TESTS_FAKES_MODEL_DESC_H_
-#define KVSTRATA_TESTS_FAKES_MODEL_DESC_H_
+#pragma once
 
 #include "client/include/kvstrata/kvstrata.h"
 
@@ -29,5 +28,3 @@ inline kvs_model_desc DescOf(const ModelShape& shape, const char* name, const ch
 }
 
 }  // namespace kvstrata::testing
-
-#endif  // KVSTRATA_TESTS_FAKES_MODEL_DESC_H_

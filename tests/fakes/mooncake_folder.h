@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // MooncakeFolder: a store of files under the real agent (tests/fakes/mooncake_site). Sets this
 // process's environment, which daemons and agents inherit: one at a time. Not thread-safe.
-#ifndef KVSTRATA_TESTS_FAKES_MOONCAKE_FOLDER_H_
-#define KVSTRATA_TESTS_FAKES_MOONCAKE_FOLDER_H_
+#pragma once
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -74,5 +73,3 @@ class MooncakeFolder {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_TESTS_FAKES_MOONCAKE_FOLDER_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A GPU in host memory (attending_gpu.h) that has the ops of codec planes, computed by `ref`. For
 // tests of what is around them. Not thread-safe.
-#ifndef KVSTRATA_TESTS_FAKES_PLANES_GPU_H_
-#define KVSTRATA_TESTS_FAKES_PLANES_GPU_H_
+#pragma once
 
 #include <limits>
 #include <vector>
@@ -148,5 +147,3 @@ inline const cuda::CudaOps& PlanesGpuOps() {
 }
 
 }  // namespace kvstrata::testing
-
-#endif  // KVSTRATA_TESTS_FAKES_PLANES_GPU_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // RedisProcess: a redis-server of one's own on a free port of this machine, of no cluster, that
 // keeps nothing on disk. Killed at the end. Not thread-safe.
-#ifndef KVSTRATA_TESTS_FAKES_REDIS_PROCESS_H_
-#define KVSTRATA_TESTS_FAKES_REDIS_PROCESS_H_
+#pragma once
 
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -75,5 +74,3 @@ class RedisProcess {
 };
 
 }  // namespace kvstrata::testing
-
-#endif  // KVSTRATA_TESTS_FAKES_REDIS_PROCESS_H_

@@ -2,8 +2,7 @@
 // RemoteClient: a session over gRPC as a tool has one, for tests and benchmarks whose program
 // cannot load libkvstrata_remote.so beside libkvstrata.so. Tensors are dense and inline. Every call
 // has a deadline; one thread.
-#ifndef KVSTRATA_TESTS_FAKES_REMOTE_CLIENT_H_
-#define KVSTRATA_TESTS_FAKES_REMOTE_CLIENT_H_
+#pragma once
 
 #include <grpcpp/grpcpp.h>
 
@@ -167,5 +166,3 @@ class RemoteClient {
 };
 
 }  // namespace kvstrata::testing
-
-#endif  // KVSTRATA_TESTS_FAKES_REMOTE_CLIENT_H_

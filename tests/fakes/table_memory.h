@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A TableMemory without memory: one arena, of which nothing is read or written.
-#ifndef KVSTRATA_TESTS_FAKES_TABLE_MEMORY_H_
-#define KVSTRATA_TESTS_FAKES_TABLE_MEMORY_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -35,5 +34,3 @@ class FakeMemory final : public TableMemory {
 };
 
 }  // namespace kvstrata::test
-
-#endif  // KVSTRATA_TESTS_FAKES_TABLE_MEMORY_H_

@@ -2,8 +2,7 @@
 // BlockEngine: an engine in miniature that keeps keys and values in blocks of its own and decodes
 // by BlockAttention; and what each step has to give, computed from the rows themselves. For tests
 // on a GPU and on a table of ops that is one in host memory.
-#ifndef KVSTRATA_TESTS_KERNELS_BLOCK_ENGINE_H_
-#define KVSTRATA_TESTS_KERNELS_BLOCK_ENGINE_H_
+#pragma once
 
 #include <algorithm>
 #include <cmath>
@@ -295,5 +294,3 @@ class BlockEngine {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_TESTS_KERNELS_BLOCK_ENGINE_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Exercise: the life of an engine in miniature (block_engine.h), at random.
-#ifndef KVSTRATA_TESTS_KERNELS_BLOCK_EXERCISE_H_
-#define KVSTRATA_TESTS_KERNELS_BLOCK_EXERCISE_H_
+#pragma once
 
 #include <algorithm>
 #include <vector>
@@ -39,5 +38,3 @@ inline double Exercise(BlockEngine* engine, Random* random, int steps) {
 }
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_TESTS_KERNELS_BLOCK_EXERCISE_H_

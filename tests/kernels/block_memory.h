@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // BlockMemory: a GPU's memory by a table of ops, for tests of attention over blocks. Calls wait
 // until they are done; what fails is a test's failure. Freed at its end.
-#ifndef KVSTRATA_TESTS_KERNELS_BLOCK_MEMORY_H_
-#define KVSTRATA_TESTS_KERNELS_BLOCK_MEMORY_H_
+#pragma once
 
 #include <gtest/gtest.h>
 
@@ -69,5 +68,3 @@ class BlockMemory {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_TESTS_KERNELS_BLOCK_MEMORY_H_

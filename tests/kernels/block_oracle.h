@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a decode step over an engine's own blocks has to give, by a plan and the rows themselves, in
 // doubles and one loop after the other. For tests.
-#ifndef KVSTRATA_TESTS_KERNELS_BLOCK_ORACLE_H_
-#define KVSTRATA_TESTS_KERNELS_BLOCK_ORACLE_H_
+#pragma once
 
 #include <algorithm>
 #include <cmath>
@@ -289,5 +288,3 @@ class BlockOracle {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_TESTS_KERNELS_BLOCK_ORACLE_H_

@@ -3,8 +3,7 @@
 // What is released is overwritten with NaN and its whole pages go, as a store would have it.
 //
 // Threads: none of it is shared.
-#ifndef KVSTRATA_TESTS_KERNELS_CODEC_FIXTURE_H_
-#define KVSTRATA_TESTS_KERNELS_CODEC_FIXTURE_H_
+#pragma once
 
 #include <cmath>
 
@@ -297,5 +296,3 @@ inline double ErrorOf(const std::vector<double>& got, const std::vector<double>&
 }
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_TESTS_KERNELS_CODEC_FIXTURE_H_

@@ -2,6 +2,8 @@
 // Codec planes in a CudaStep on a table of ops that is a GPU in host memory and computes as `ref`
 // does: tables, lengths, which layers and members attend in full. The kernels:
 // tests/cuda/cuda_step_planes_test.cc.
+#include "kernels/ops/pack_planes/plane_digits.h"
+#include "kernels/plans/planes/gpu/mid_cell_run.h"
 #include "kernels/step/gpu/cuda_step.h"
 #include "kernels/step/gpu/memory/cuda_hot_rows.h"
 #include "tests/fakes/planes_gpu.h"
@@ -20,10 +22,22 @@ constexpr char kLowerOnHost[] =
     "planes{fine_above = 3, sample = 2, sinks = 5, recent = 20, lower = \"host\", min_tokens = "
     "300}";
 
+constexpr char kOpensOnUpper[] =
+    "planes{fine_above = 3, sample = 2, sinks = 5, recent = 20, n_dense_layers = 1, min_tokens = "
+    "300, keep_raw = \"no\", open_on = \"upper\"}";
+
+constexpr char kOpensOnFourBits[] =
+    "planes{keep = 4, fine_above = 3, skip_below = 0, sample = 2, min_tokens = 300, keep_raw = "
+    "\"no\", open_on = \"upper\"}";
+
+constexpr char kOpensOnUpperAndHost[] =
+    "planes{fine_above = 3, sample = 2, sinks = 5, recent = 20, lower = \"host\", min_tokens = "
+    "300, keep_raw = \"no\", open_on = \"upper\"}";
+
 // The codec's half of a plan; it seals from the first group on.
 Plan SealedBy(const std::string& plan) {
   Plan sealed = PlanesPlan();
-  sealed.planes.lower = PlanOf(plan).planes.lower;
+  sealed.planes = PlanOf(plan).planes;
   return sealed;
 }
 
@@ -44,7 +58,7 @@ struct Member {
     EXPECT_TRUE(on_cpu.ClosePrompt().ok());
     EXPECT_TRUE(on_gpu.ClosePrompt().ok());
   }
-  // For `more` tokens, whose rows are on the pages already.
+  // For `more` tokens, whose rows are on the pages already. The GPU's is in `gpu_view`.
   SequenceView View(int32_t more) {
     const int32_t tokens = on_cpu.tokens();
     sequence.Commit(tokens + more);
@@ -52,9 +66,18 @@ struct Member {
     view.tokens = tokens;
     PlaceExtents(&view);
     view.version = ++version;
+    gpu_view = view;
+    if (arriving) HideLower();
     EXPECT_TRUE(on_cpu.Refresh(view).ok());
-    EXPECT_TRUE(on_gpu.Refresh(view).ok());
+    EXPECT_TRUE(on_gpu.Refresh(gpu_view).ok());
     return view;
+  }
+  // The sequence as it is opened on what is packed: its prompt is not complete, and goes on there.
+  void Reopen() {
+    sequence.Settle();
+    const int32_t held = sequence.View().extents[sequence.extents().size() - 1].tokens.end;
+    on_cpu = SequenceState(sequence.geometry(), on_cpu.plan(), held, held);
+    on_gpu = SequenceState(sequence.geometry(), on_gpu.plan(), held, held);
   }
 
   // Tokens that no step of the test has.
@@ -77,11 +100,33 @@ struct Member {
     view->extents = extents.data();
   }
 
+  // The GPU's table has upper runs alone; on the CPU lower ones are what stands for them there.
+  void HideLower() {
+    upper.clear();
+    for (const ExtentView& e : extents) {
+      if (KindOf(e) == ExtentKind::kPlanes) {
+        upper.push_back(e);
+        upper.back().rest_due = true;
+        continue;
+      }
+      const Geometry& g = sequence.geometry();
+      const PlanesOptions& o = on_gpu.plan().planes;
+      const Bytes run = MidCellRun({g.head_dim, o.unit, o.keep});
+      auto* at = const_cast<std::byte*>(e.data) + kPlanesFrontBytes;
+      const int32_t runs = g.layers * g.kv_heads * (e.tokens.end - e.tokens.begin) / o.unit;
+      for (int32_t i = 0; i < runs; ++i) at = std::ranges::copy(run, at).out;
+    }
+    gpu_view.extents = upper.data();
+    gpu_view.extent_count = static_cast<int32_t>(upper.size());
+  }
+
   CodecSequence sequence;
   SequenceState on_cpu, on_gpu;
+  SequenceView gpu_view;
+  bool arriving = false;  // lower runs are on their way
   uint64_t version = 0;
   std::vector<Bytes> copies;
-  std::vector<ExtentView> extents;
+  std::vector<ExtentView> extents, upper;
 };
 
 class CudaPlanesTest : public ::testing::Test {
@@ -99,7 +144,7 @@ class CudaPlanesTest : public ::testing::Test {
     for (size_t i = 0; i < n.size(); ++i) {
       views_.push_back(members_[i]->View(n[i]));
       cpu.push_back({&members_[i]->on_cpu, views_.back(), n[i]});
-      gpu.push_back({&members_[i]->on_gpu, views_.back(), n[i]});
+      gpu.push_back({&members_[i]->on_gpu, members_[i]->gpu_view, n[i]});
     }
     Step host(cpu, **FindBackend("ref"), InlineExecutor());
     auto device = CudaStep::Begin(gpu, &workspace_, nullptr, {});
@@ -195,6 +240,80 @@ TEST_F(CudaPlanesTest, AttendsAsAStepDoes) {
   // A batch of another shape in between.
   members_.resize(2);
   ASSERT_NO_FATAL_FAILURE(Run({1, 1}));
+}
+
+// What stands for lower runs that are on their way is not looked for among those that come, nor
+// kept, and no graph is stale because they have come.
+TEST_F(CudaPlanesTest, UntilLowerRunsAreHereOthersStandForThem) {
+  Add(kOpensOnUpper, 581);
+  Add(kPlan, 350);
+  Add(kOpensOnFourBits, 450);
+  Add(kOpensOnUpperAndHost, 450);
+  Add(kOpensOnUpper, 200);  // in full
+  for (const auto& m : members_) {
+    m->sequence.Settle();
+    m->arriving = m->on_gpu.plan().planes.open_on_upper;
+  }
+  for (int i = 0; i < 2; ++i) ASSERT_NO_FATAL_FAILURE(Run({1, 1, 1, 1, 1}));
+  EXPECT_GT(coarse_, 0);
+  EXPECT_EQ(members_[3]->on_gpu.on_gpu.hot_rows, nullptr);
+  const uint64_t generation = workspace_.generation();
+  ASSERT_NO_FATAL_FAILURE(Run({1, 1, 1, 1, 3}));
+  for (const size_t i : {3, 0, 2, 4}) {
+    SCOPED_TRACE(i);
+    members_[i]->arriving = false;
+    ASSERT_NO_FATAL_FAILURE(Run({1, 1, 1, 1, 1}));
+  }
+  EXPECT_NE(members_[3]->on_gpu.on_gpu.hot_rows, nullptr);
+  EXPECT_EQ(workspace_.generation(), generation);
+}
+
+// The last tokens of a prompt whose rows are in groups alone, several and one by one.
+TEST_F(CudaPlanesTest, APromptGoesOnWithoutItsRawRows) {
+  Add(kOpensOnUpper, 583);
+  Add(kPlan, 460);
+  Add(kOpensOnUpper, 333);
+  for (const auto& m : members_) m->Reopen();
+  members_[2]->arriving = true;
+  EXPECT_EQ(members_[0]->View(1).pages[3], nullptr);
+  ASSERT_NO_FATAL_FAILURE(Run({3, 5, 2}));
+  for (int i = 0; i < 3; ++i) ASSERT_NO_FATAL_FAILURE(Run({1, 1, 1}));
+  EXPECT_EQ(coarse_, 0);
+  for (const auto& m : members_) {
+    ASSERT_TRUE(m->on_cpu.ClosePrompt().ok());
+    ASSERT_TRUE(m->on_gpu.ClosePrompt().ok());
+  }
+  members_[2]->arriving = false;
+  ASSERT_NO_FATAL_FAILURE(Run({1, 1, 1}));
+  EXPECT_GT(coarse_, 0);
+}
+
+TEST(MidCellRun, CountsAsPlaneZeroAloneButForHalfOfAStep) {
+  for (const auto& [dim, tokens, keep] :
+       {std::tuple{64, 64, 8}, {64, 16, 4}, {128, 64, 4}, {256, 64, 8}}) {
+    SCOPED_TRACE(std::to_string(dim) + ", " + std::to_string(keep));
+    const PlanesFormat f = {dim, tokens, keep};
+    Bytes upper(static_cast<size_t>(f.upper_bytes()), std::byte{0x3C});  // finite steps
+    const Bytes lower = MidCellRun(f);
+    ASSERT_EQ(lower.size(), static_cast<size_t>(f.lower_bytes()));
+    for (const PlanesSide side : {PlanesSide::kKeys, PlanesSide::kValues}) {
+      for (int32_t t = 0; t < tokens; ++t) {
+        std::vector<double> off;
+        for (int32_t c = 0; c < dim; ++c) {
+          const auto at = [&](int planes) {
+            return NumberAt<double>(f, upper.data(), lower.data(), planes, {side, t, c});
+          };
+          off.push_back(at(f.planes()) - at(1));
+        }
+        F16 step;
+        std::memcpy(&step, upper.data() + StepOffset(f, {side, t, 0}), 2);
+        const double half = ToFloat(step) * (keep == 8 ? 0.5 : 8);
+        for (const double x : off) ASSERT_DOUBLE_EQ(std::abs(x), half);
+        RotateHadamard(off.data(), dim);
+        for (const double x : off) ASSERT_LE(std::abs(x), 1.5 * half) << "rotated back";
+      }
+    }
+  }
 }
 
 // Several new tokens attend everything by all planes: as under a plan that does.

@@ -3,8 +3,7 @@
 // and the newest tokens, from the page before the last on. All that a selector is, for both
 // machines, is in every_nth_page.cc; that file and a row in each of two tables register it
 // (toy_selector_rows.cc).
-#ifndef KVSTRATA_TESTS_KERNELS_EVERY_NTH_PAGE_H_
-#define KVSTRATA_TESTS_KERNELS_EVERY_NTH_PAGE_H_
+#pragma once
 
 #include "kernels/select/selector_rows.h"
 
@@ -13,5 +12,3 @@ namespace kvstrata {
 extern const FixedSelection kEveryNthPage;
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_TESTS_KERNELS_EVERY_NTH_PAGE_H_

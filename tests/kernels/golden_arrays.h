@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Arrays of a test vector (tests/golden/README.md): a zip of stored .npy files, as numpy.savez
 // writes it. For tests that hold ops to the vectors without a daemon.
-#ifndef KVSTRATA_TESTS_KERNELS_GOLDEN_ARRAYS_H_
-#define KVSTRATA_TESTS_KERNELS_GOLDEN_ARRAYS_H_
+#pragma once
 
 #include <gtest/gtest.h>
 
@@ -82,5 +81,3 @@ class GoldenArrays {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_TESTS_KERNELS_GOLDEN_ARRAYS_H_

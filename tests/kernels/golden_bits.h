@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The part of a test vector (tests/golden/README.md) that is about keys in few bits: options of
 // rule `bits`, and the keys of one (layer, KV head) in place.
-#ifndef KVSTRATA_TESTS_KERNELS_GOLDEN_BITS_H_
-#define KVSTRATA_TESTS_KERNELS_GOLDEN_BITS_H_
+#pragma once
 
 #include "kernels/pages/page_view.h"
 #include "kernels/pages/quantised_group.h"
@@ -47,5 +46,3 @@ struct GoldenKeys {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_TESTS_KERNELS_GOLDEN_BITS_H_

@@ -4,8 +4,7 @@
 //
 // Inputs are exact in bf16, so that a double-precision oracle starts from the same numbers.
 // Threads: none of it is shared.
-#ifndef KVSTRATA_TESTS_KERNELS_HELD_SEQUENCE_H_
-#define KVSTRATA_TESTS_KERNELS_HELD_SEQUENCE_H_
+#pragma once
 
 #include <algorithm>
 #include <cstring>
@@ -189,5 +188,3 @@ inline std::vector<std::string> BackendNames() {
                            [](const auto& test) { return test.param; })
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_TESTS_KERNELS_HELD_SEQUENCE_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the op suites share: a fresh seed each run (printed on failure), paged rows with random
 // content, and the simd backend's targets as test parameters.
-#ifndef KVSTRATA_TESTS_KERNELS_OPS_FIXTURE_H_
-#define KVSTRATA_TESTS_KERNELS_OPS_FIXTURE_H_
+#pragma once
 
 #include <gtest/gtest.h>
 
@@ -135,5 +134,3 @@ inline constexpr DType kDTypes[] = {DType::kF32, DType::kF16, DType::kBF16};
 inline constexpr int kDims[] = {64, 128, 256};
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_TESTS_KERNELS_OPS_FIXTURE_H_

@@ -2,8 +2,7 @@
 // PlanesEngine: an engine in miniature whose blocks have the form of plan planes, and which decodes
 // by BlockPlanes. Every step is held to planes_oracle.h: outputs, gathered rows and the bytes of
 // blocks. For tests on a GPU and on a table of ops that is one in host memory.
-#ifndef KVSTRATA_TESTS_KERNELS_PLANES_ENGINE_H_
-#define KVSTRATA_TESTS_KERNELS_PLANES_ENGINE_H_
+#pragma once
 
 #include <algorithm>
 #include <map>
@@ -273,5 +272,3 @@ class PlanesEngine {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_TESTS_KERNELS_PLANES_ENGINE_H_

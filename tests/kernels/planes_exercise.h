@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Exercise: the life of an engine whose blocks are planes (planes_engine.h), at random.
-#ifndef KVSTRATA_TESTS_KERNELS_PLANES_EXERCISE_H_
-#define KVSTRATA_TESTS_KERNELS_PLANES_EXERCISE_H_
+#pragma once
 
 #include <algorithm>
 #include <vector>
@@ -81,5 +80,3 @@ inline double DecodePlanes(PlanesEngine* engine, int steps) {
 }
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_TESTS_KERNELS_PLANES_EXERCISE_H_

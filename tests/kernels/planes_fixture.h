@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the suites of planes share: formats, groups of random rows packed by ref, and the part of a
 // test vector (tests/golden/README.md) that is about planes.
-#ifndef KVSTRATA_TESTS_KERNELS_PLANES_FIXTURE_H_
-#define KVSTRATA_TESTS_KERNELS_PLANES_FIXTURE_H_
+#pragma once
 
 #include "kernels/ops/attend_planes/attend_planes.h"
 #include "kernels/ops/pack_planes/pack_planes.h"
@@ -110,5 +109,3 @@ inline GoldenArrays GoldenPlanesCase(int seed) {
 }
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_TESTS_KERNELS_PLANES_FIXTURE_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What steps of plan planes over an engine's own blocks have to give, by all rows of a sequence as
 // the engine made them and ops `ref`. For tests.
-#ifndef KVSTRATA_TESTS_KERNELS_PLANES_ORACLE_H_
-#define KVSTRATA_TESTS_KERNELS_PLANES_ORACLE_H_
+#pragma once
 
 #include <algorithm>
 #include <cmath>
@@ -187,5 +186,3 @@ class PlanesOracle {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_TESTS_KERNELS_PLANES_ORACLE_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // PlanesSequences: the requests of an engine whose blocks are planes: their rows, and which blocks
 // and slots are whose. For tests.
-#ifndef KVSTRATA_TESTS_KERNELS_PLANES_SEQUENCES_H_
-#define KVSTRATA_TESTS_KERNELS_PLANES_SEQUENCES_H_
+#pragma once
 
 #include <utility>
 #include <vector>
@@ -103,5 +102,3 @@ class PlanesSequences {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_TESTS_KERNELS_PLANES_SEQUENCES_H_

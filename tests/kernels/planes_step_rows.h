@@ -2,8 +2,7 @@
 // PlanesStepRows: the queries, keys and values of a step's tokens as an engine has them on a GPU,
 // side by side for each token, layer after layer. What is no row of the step is no number. For
 // tests.
-#ifndef KVSTRATA_TESTS_KERNELS_PLANES_STEP_ROWS_H_
-#define KVSTRATA_TESTS_KERNELS_PLANES_STEP_ROWS_H_
+#pragma once
 
 #include <cstring>
 #include <vector>
@@ -102,5 +101,3 @@ class PlanesStepRows {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_TESTS_KERNELS_PLANES_STEP_ROWS_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the suites of quantised keys share: groups of random keys, quantised by ref, over scattered
 // index blocks; and the bytes read back by a rule written from docs/spec/bits.md alone.
-#ifndef KVSTRATA_TESTS_KERNELS_QUANTISED_KEYS_H_
-#define KVSTRATA_TESTS_KERNELS_QUANTISED_KEYS_H_
+#pragma once
 
 #include "kernels/ops/quantise_keys/quantise_keys.h"
 #include "kernels/ops/score_bits/score_bits.h"
@@ -77,5 +76,3 @@ struct QuantisedFixture {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_TESTS_KERNELS_QUANTISED_KEYS_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How much of a sequence a selection attends.
-#ifndef KVSTRATA_TESTS_KERNELS_ROWS_PER_HEAD_H_
-#define KVSTRATA_TESTS_KERNELS_ROWS_PER_HEAD_H_
+#pragma once
 
 #include <cstdint>
 
@@ -20,5 +19,3 @@ inline int64_t RowsPerHead(const Selection& selection) {
 }
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_TESTS_KERNELS_ROWS_PER_HEAD_H_

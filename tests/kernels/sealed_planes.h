@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A sequence whose groups of planes are sealed on one machine: by a GPU's packer where its pages
 // lie, or on the host. What both make is compared.
-#ifndef KVSTRATA_TESTS_KERNELS_SEALED_PLANES_H_
-#define KVSTRATA_TESTS_KERNELS_SEALED_PLANES_H_
+#pragma once
 
 #include <gtest/gtest.h>
 
@@ -131,5 +130,3 @@ inline void ExpectSameExtents(const SealedPlanes& gpu, const SealedPlanes& host,
 }
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_TESTS_KERNELS_SEALED_PLANES_H_

@@ -4,8 +4,7 @@
 // only where fp32 noise cannot turn them.
 //
 // Threads: none of it is shared.
-#ifndef KVSTRATA_TESTS_KERNELS_SELECT_FIXTURE_H_
-#define KVSTRATA_TESTS_KERNELS_SELECT_FIXTURE_H_
+#pragma once
 
 #include <algorithm>
 #include <cmath>
@@ -209,5 +208,3 @@ inline Doubles MaxPooled(const Doubles& x, int width) {
 }
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_TESTS_KERNELS_SELECT_FIXTURE_H_

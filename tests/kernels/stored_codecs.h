@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The codecs that the conformance suite of stored rows holds to kernels/rows/stored_rows.h, by
 // name.
-#ifndef KVSTRATA_TESTS_KERNELS_STORED_CODECS_H_
-#define KVSTRATA_TESTS_KERNELS_STORED_CODECS_H_
+#pragma once
 
 #include <span>
 #include <string_view>
@@ -24,5 +23,3 @@ struct StoredCodec {
 std::span<const StoredCodec> StoredCodecs();
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_TESTS_KERNELS_STORED_CODECS_H_

@@ -4,8 +4,7 @@
 // stored_codecs.cc.
 //
 // Threads: as StoredRows and Recompressor.
-#ifndef KVSTRATA_TESTS_KERNELS_TOY_CODEC_H_
-#define KVSTRATA_TESTS_KERNELS_TOY_CODEC_H_
+#pragma once
 
 #include <algorithm>
 #include <memory>
@@ -169,5 +168,3 @@ inline constexpr Codec kToyCodec = {
 };
 
 }  // namespace kvstrata::testing
-
-#endif  // KVSTRATA_TESTS_KERNELS_TOY_CODEC_H_

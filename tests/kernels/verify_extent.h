@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // CopyVerified without a copy, for tests that ask only whether an extent's bytes are what was
 // written.
-#ifndef KVSTRATA_TESTS_KERNELS_VERIFY_EXTENT_H_
-#define KVSTRATA_TESTS_KERNELS_VERIFY_EXTENT_H_
+#pragma once
 
 #include "kernels/codec/extent.h"
 
@@ -13,5 +12,3 @@ inline Status VerifyExtent(std::span<const std::byte> extent) {
 }
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_TESTS_KERNELS_VERIFY_EXTENT_H_

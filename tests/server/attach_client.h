@@ -2,8 +2,7 @@
 // The smallest client of the attach socket, for tests: dials, says Hello, maps the segments, speaks
 // through the rings. Every wait has a deadline; a broken expectation is a gtest failure or, in a
 // child process, a false or empty answer.
-#ifndef KVSTRATA_TESTS_SERVER_ATTACH_CLIENT_H_
-#define KVSTRATA_TESTS_SERVER_ATTACH_CLIENT_H_
+#pragma once
 
 #include <fcntl.h>
 #include <poll.h>
@@ -296,5 +295,3 @@ inline std::vector<int32_t> Tokens(int n, int32_t first = 1) {
 }
 
 }  // namespace kvstrata::test
-
-#endif  // KVSTRATA_TESTS_SERVER_ATTACH_CLIENT_H_

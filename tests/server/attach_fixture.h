@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // An attach server over a small store, for tests of what hostile clients do to it.
-#ifndef KVSTRATA_TESTS_SERVER_ATTACH_FIXTURE_H_
-#define KVSTRATA_TESTS_SERVER_ATTACH_FIXTURE_H_
+#pragma once
 
 #include <gtest/gtest.h>
 
@@ -57,5 +56,3 @@ class AttachFixture : public ::testing::Test {
 };
 
 }  // namespace kvstrata::test
-
-#endif  // KVSTRATA_TESTS_SERVER_ATTACH_FIXTURE_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // ConfigTest: a configuration of files in a folder of its own, variables and flags, as user 1000.
-#ifndef KVSTRATA_TESTS_SERVER_CONFIG_FIXTURE_H_
-#define KVSTRATA_TESTS_SERVER_CONFIG_FIXTURE_H_
+#pragma once
 
 #include <gtest/gtest.h>
 
@@ -67,5 +66,3 @@ class ConfigTest : public ::testing::Test {
 };
 
 }  // namespace kvstrata::test
-
-#endif  // KVSTRATA_TESTS_SERVER_CONFIG_FIXTURE_H_

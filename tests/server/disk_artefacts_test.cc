@@ -229,6 +229,78 @@ TEST_F(DiskArtefactsTest, WithoutTheRestOfItsPromptAnArtefactIsNotRead) {
   EXPECT_EQ(held(true, 0), 0u);
 }
 
+// With codec planes it computes a prompt from its groups, too.
+TEST_F(DiskArtefactsTest, AGpuOpensOnAnArtefactThatItsStepsComputeFrom) {
+  constexpr const char* kPlanes = "planes{keep_raw = \"no\"}";
+  Write(kPlanes);
+  const auto machine = Start(true);
+  TestSession session(machine->store.get());
+  const Result<OpenedSequence> opened = machine->Open(session, kPlanes, Tokens(kPrompt));
+  ASSERT_TRUE(opened.ok()) << opened.status().ToString();
+  EXPECT_EQ(opened->held_tokens, 192u);
+  EXPECT_EQ(machine->store->inspection().Counters().loaded_artefacts, 1u);
+  const Result<SequenceDetail> detail = machine->store->inspection().Show(opened->sequence);
+  ASSERT_TRUE(detail.ok());
+  EXPECT_EQ(detail->extents.size(), 6u);
+  for (const ExtentInfo& extent : detail->extents) EXPECT_EQ(extent.tier, Tier::kDevice);
+  EXPECT_TRUE(detail->pages.front().absent);
+  ExpectClean(*machine->store);
+}
+
+// Groups as codec planes makes them, whose lower runs come later: bytes and tiers are as written.
+TEST_F(DiskArtefactsTest, LowerPlanesComeToAGpuBehindUpperOnes) {
+  for (const char* lower : {"device", "host"}) {
+    SCOPED_TRACE(lower);
+    const ScratchDir dir;
+    options_.directory = dir.path() + "/tier";
+    const std::string plan = "planes{min_tokens = 0, lower = \"" + std::string(lower) +
+                             "\", keep_raw = \"no\", open_on = \"upper\"}";
+    const auto start = [&] {
+      return std::make_unique<Machine>(options_, pages_options_, 512, true, NewRecompressor);
+    };
+    const auto extents = [](const TestSequence& s) {
+      std::vector<std::vector<std::byte>> bytes;
+      const shm::TableView table = s.Table();
+      for (uint32_t i = 0; i < table.extents(); ++i) {
+        const shm::ExtentEntry& e = *table.extent(i);
+        EXPECT_EQ(e.flags, 0u);
+        const shm::PageEntry place{e.arena, e.flags, e.tier, e.offset};
+        bytes.emplace_back(s.At(&place), s.At(&place) + e.bytes);
+      }
+      return bytes;
+    };
+    std::vector<std::vector<std::byte>> written;
+    {
+      const auto machine = start();
+      TestSession session(machine->store.get());
+      const TestSequence s = Prompt(*machine, &session, plan.c_str());
+      EXPECT_TRUE(machine->store->steps().PrefillDone(session.id(), s.id()).ok());
+      EXPECT_TRUE(RecompressAll(machine->store.get(), s.id()).ok());
+      written = extents(s);
+      machine->Settle();
+    }
+    const auto machine = start();
+    TestSession session(machine->store.get());
+    const std::vector<int32_t> tokens = Tokens(kPrompt);
+    const Result<OpenedSequence> opened = machine->Open(session, plan, tokens);
+    ASSERT_TRUE(opened.ok()) << opened.status().ToString();
+    const TestSequence s(&session, *opened, tokens);
+    EXPECT_EQ(opened->held_tokens, 192u);
+    std::promise<Status> settled;
+    machine->store->recompression().Settle(
+        session.id(), s.id(), [&](const Status& status) { settled.set_value(status); });
+    EXPECT_TRUE(settled.get_future().get().ok());
+    EXPECT_EQ(extents(s), written);
+    EXPECT_EQ(written.size(), 6u);
+    const Result<SequenceDetail> detail = machine->store->inspection().Show(s.id());
+    for (size_t i = 0; i < detail->extents.size(); ++i) {
+      const bool on_host = i % 2 == 1 && plan.find("lower = \"host\"") != plan.npos;
+      EXPECT_EQ(detail->extents[i].tier, on_host ? Tier::kHost : Tier::kDevice);
+    }
+    ExpectClean(*machine->store);
+  }
+}
+
 TEST_F(DiskArtefactsTest, RawPagesThatThePlanGivesBackAreNotWritten) {
   const auto machine = Start();
   TestSession session(machine->store.get());

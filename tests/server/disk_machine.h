@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What tests of the store over a disk share.
-#ifndef KVSTRATA_TESTS_SERVER_DISK_MACHINE_H_
-#define KVSTRATA_TESTS_SERVER_DISK_MACHINE_H_
+#pragma once
 
 #include <gtest/gtest.h>
 
@@ -68,5 +67,3 @@ struct Machine {
 };
 
 }  // namespace kvstrata::testing
-
-#endif  // KVSTRATA_TESTS_SERVER_DISK_MACHINE_H_

@@ -4,6 +4,7 @@
 
 #include "kernels/codec/codec.h"
 #include "tests/kernels/verify_extent.h"
+#include "tests/server/recompress_now.h"
 #include "tests/server/store_fixture.h"
 
 namespace kvstrata::testing {
@@ -68,35 +69,6 @@ TEST_P(FakeGpuMemoryTest, AFailedCopyChangesNothing) {
   ExpectClean(*store_);
 }
 
-// What a worker does, in this thread, until nothing is due.
-Status Recompress(Store* store, uint64_t sequence) {
-  for (;;) {
-    Result<RecompressJob> job = store->recompression().TakeRecompression(sequence);
-    if (!job.ok()) return job.status().reason() == "WORK_NOTHING" ? OkStatus() : job.status();
-    job->input.backend = *FindBackend("ref");
-    job->input.executor = &InlineExecutor();
-    std::unique_ptr<Recompressor> next;
-    RecompressOutput output;
-    if (job->recompressor != nullptr) {
-      next = job->recompressor->Clone();
-      Status status = store->recompression().StageRecompression(&*job);
-      if (status.ok()) {
-        Result<RecompressOutput> ran = next->Run(job->input);
-        status = ran.status();
-        if (ran.ok()) output = std::move(*ran);
-      }
-      if (!status.ok()) {
-        store->recompression().AbandonRecompression(std::move(*job), status);
-        return status;
-      }
-    }
-    KVS_RETURN_IF_ERROR(
-        store->recompression()
-            .PublishRecompression(std::move(*job), std::move(next), std::move(output))
-            .status());
-  }
-}
-
 class GpuRecompression : public ::testing::TestWithParam<const char*> {
  protected:
   // The same prompt packed in a pool that is out of reach, or in one that is not: its extents as a
@@ -115,10 +87,10 @@ class GpuRecompression : public ::testing::TestWithParam<const char*> {
       EXPECT_TRUE(s.Append(Tokens(40, first * 10)).ok());
       if (gpu && first == 170) {
         *copies_fail_ = true;
-        EXPECT_EQ(Recompress(store->get(), s.id()).reason(), "COPY_FAILED");
+        EXPECT_EQ(RecompressAll(store->get(), s.id()).reason(), "COPY_FAILED");
         *copies_fail_ = false;
       }
-      const Status status = Recompress(store->get(), s.id());
+      const Status status = RecompressAll(store->get(), s.id());
       EXPECT_TRUE(status.ok()) << status.ToString();
     }
     std::vector<std::vector<std::byte>> extents;
@@ -197,7 +169,7 @@ TEST_F(LowerPlanes, AreTheHostPoolsAndShared) {
   const TestSequence s = Prompt();
   const uint64_t raw = Used(Tier::kDevice);
   EXPECT_EQ(Used(Tier::kHost), 0u);
-  ASSERT_TRUE(Recompress(store_.get(), s.id()).ok());
+  ASSERT_TRUE(RecompressAll(store_.get(), s.id()).ok());
   uint64_t of_tier[2] = {};
   for (const ExtentInfo& e : store_->inspection().Show(s.id())->extents) {
     of_tier[e.tier == Tier::kHost ? 1 : 0] += (e.bytes + 4095) / 4096 * 4096;
@@ -217,7 +189,7 @@ TEST_F(LowerPlanes, AHostPoolThatIsFullLeavesRowsRaw) {
   Make(1);
   const TestSequence s = Prompt();
   const uint64_t raw = Used(Tier::kDevice);
-  EXPECT_EQ(Recompress(store_.get(), s.id()).reason(), "POOL_EXHAUSTED");
+  EXPECT_EQ(RecompressAll(store_.get(), s.id()).reason(), "POOL_EXHAUSTED");
   EXPECT_TRUE(store_->inspection().Show(s.id())->extents.empty());
   EXPECT_EQ(Used(Tier::kDevice), raw);
   EXPECT_EQ(Used(Tier::kHost), 0u);

@@ -2,8 +2,7 @@
 // What the importer's tests share: an engine that lends its blocks to a store in this process
 // (Lender), and a GPU that is a table of functions (fake_gpu), which can hold a copy or a release
 // up.
-#ifndef KVSTRATA_TESTS_SERVER_IMPORTER_FIXTURE_H_
-#define KVSTRATA_TESTS_SERVER_IMPORTER_FIXTURE_H_
+#pragma once
 
 #include <gtest/gtest.h>
 
@@ -296,5 +295,3 @@ inline std::vector<int32_t> Scattered(const BlockShape& shape) {
 }
 
 }  // namespace kvstrata::testing
-
-#endif  // KVSTRATA_TESTS_SERVER_IMPORTER_FIXTURE_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A store with its gRPC services on a temporary socket, and a client of them, for tests in one
 // process. Every call and wait has a deadline.
-#ifndef KVSTRATA_TESTS_SERVER_RPC_FIXTURE_H_
-#define KVSTRATA_TESTS_SERVER_RPC_FIXTURE_H_
+#pragma once
 
 #include <grpcpp/create_channel_posix.h>
 #include <grpcpp/grpcpp.h>
@@ -318,5 +317,3 @@ inline std::vector<int32_t> Ids(int n, int32_t first = 1) {
 }
 
 }  // namespace kvstrata::test
-
-#endif  // KVSTRATA_TESTS_SERVER_RPC_FIXTURE_H_

@@ -4,8 +4,7 @@
 //
 // Every row carries a canary: a rolling hash of the token ids up to it. So a page is right exactly
 // if its bytes belong to the prefix that it stands for, whoever wrote or copied it.
-#ifndef KVSTRATA_TESTS_SERVER_STORE_FIXTURE_H_
-#define KVSTRATA_TESTS_SERVER_STORE_FIXTURE_H_
+#pragma once
 
 #include <gtest/gtest.h>
 
@@ -276,5 +275,3 @@ class TestSequence {
 };
 
 }  // namespace kvstrata::testing
-
-#endif  // KVSTRATA_TESTS_SERVER_STORE_FIXTURE_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The segments of a session as the store would publish them, in this process's memory, with room
 // for one table; and a sequence of it.
-#ifndef KVSTRATA_TESTS_SESSION_PUBLISHED_TABLES_H_
-#define KVSTRATA_TESTS_SESSION_PUBLISHED_TABLES_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdlib>
@@ -93,5 +92,3 @@ inline std::unique_ptr<SessionSequence> SequenceOf(uint32_t slot, uint64_t id, u
 }
 
 }  // namespace kvstrata::test
-
-#endif  // KVSTRATA_TESTS_SESSION_PUBLISHED_TABLES_H_

@@ -8,8 +8,7 @@
 //
 // Rows are counted in positions of a sequence; position t of sequence b lies in page
 // pages[b * page_stride + t / page_tokens]. [x] on a pointer is its shape.
-#ifndef KVSTRATA_KERNELS_CUDA_BATCHES_BATCH_H_
-#define KVSTRATA_KERNELS_CUDA_BATCHES_BATCH_H_
+#pragma once
 
 #include <cstdint>
 
@@ -54,5 +53,3 @@ struct DeviceSelection {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_CUDA_BATCHES_BATCH_H_

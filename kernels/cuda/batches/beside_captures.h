@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // CUDA calls beside captures of other threads: what an engine may have under way while this library
 // works for it.
-#ifndef KVSTRATA_KERNELS_CUDA_BATCHES_BESIDE_CAPTURES_H_
-#define KVSTRATA_KERNELS_CUDA_BATCHES_BESIDE_CAPTURES_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -22,5 +21,3 @@ class BesideCaptures {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_CUDA_BATCHES_BESIDE_CAPTURES_H_

@@ -4,8 +4,7 @@
 //
 // Units are of `unit_tokens` consecutive tokens. Sinks and the recent window are always attended
 // and rounded outwards to whole units (kernels/plans/quest/minmax.cc; with unit_tokens 1, vote.cc).
-#ifndef KVSTRATA_KERNELS_CUDA_BATCHES_CANDIDATES_H_
-#define KVSTRATA_KERNELS_CUDA_BATCHES_CANDIDATES_H_
+#pragma once
 
 #include <cstdint>
 
@@ -54,5 +53,3 @@ KVS_HOST_DEVICE inline Candidates CandidateTokensOf(const CandidateRule& rule, i
 }
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_CUDA_BATCHES_CANDIDATES_H_

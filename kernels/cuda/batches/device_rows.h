@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows of one layer of a batch, wherever they lie: keys on pages, or summaries in index blocks.
 // A POD of device addresses; no CUDA header.
-#ifndef KVSTRATA_KERNELS_CUDA_BATCHES_DEVICE_ROWS_H_
-#define KVSTRATA_KERNELS_CUDA_BATCHES_DEVICE_ROWS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -46,5 +45,3 @@ inline DeviceRows IndexRows(const uint64_t* blocks, int32_t block_stride, const 
 }
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_CUDA_BATCHES_DEVICE_ROWS_H_

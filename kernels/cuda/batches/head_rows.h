@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Raw rows of one (sequence, layer, KV head), keys or values, on pages: what the ops that pack
 // segments take, many heads and layers a launch. PODs of device addresses; no CUDA header.
-#ifndef KVSTRATA_KERNELS_CUDA_BATCHES_HEAD_ROWS_H_
-#define KVSTRATA_KERNELS_CUDA_BATCHES_HEAD_ROWS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -31,5 +30,3 @@ struct HeadRowShape {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_CUDA_BATCHES_HEAD_ROWS_H_

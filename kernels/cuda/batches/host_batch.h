@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Batches (batch.h, device_rows.h) whose addresses are of host memory, as refs and tests of GPU ops
 // read them. Nothing here is for device addresses.
-#ifndef KVSTRATA_KERNELS_CUDA_BATCHES_HOST_BATCH_H_
-#define KVSTRATA_KERNELS_CUDA_BATCHES_HOST_BATCH_H_
+#pragma once
 
 #include <algorithm>
 #include <vector>
@@ -70,5 +69,3 @@ inline std::vector<Run> AttendedRuns(const DeviceSelection& s, int sequence, int
 }
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_CUDA_BATCHES_HOST_BATCH_H_

@@ -8,8 +8,7 @@
 // a page, and a head's slice lies in it where it lies in the page; heads use slots independently.
 // An entry is the address of a page in whose stead the slot is: an op adds the same offsets to it
 // as to a page's own address.
-#ifndef KVSTRATA_KERNELS_CUDA_BATCHES_HOT_PAGES_H_
-#define KVSTRATA_KERNELS_CUDA_BATCHES_HOT_PAGES_H_
+#pragma once
 
 #include <cstdint>
 
@@ -30,5 +29,3 @@ inline constexpr uint64_t kHostPage = 1;
 inline constexpr int32_t kHotSlotsMax = 4096;
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_CUDA_BATCHES_HOT_PAGES_H_

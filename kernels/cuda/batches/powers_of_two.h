@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What hosts work out for kernels that shift where they would divide. Constant time; any thread.
-#ifndef KVSTRATA_KERNELS_CUDA_BATCHES_POWERS_OF_TWO_H_
-#define KVSTRATA_KERNELS_CUDA_BATCHES_POWERS_OF_TWO_H_
+#pragma once
 
 #include <cstdint>
 
@@ -12,5 +11,3 @@ inline bool IsPowerOfTwo(int32_t x) { return x > 0 && (x & (x - 1)) == 0; }
 inline int32_t Log2(int32_t x) { return x <= 1 ? 0 : 31 - __builtin_clz(static_cast<unsigned>(x)); }
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_CUDA_BATCHES_POWERS_OF_TWO_H_

@@ -4,8 +4,7 @@
 // A thread commits what it started as a group; groups complete in order. What other lanes copied
 // can be read after the wait and a __syncwarp. `from` is a global address; the L1 is passed by.
 // sm_80 and later.
-#ifndef KVSTRATA_KERNELS_CUDA_WARPS_ASYNC_COPY_CUH_
-#define KVSTRATA_KERNELS_CUDA_WARPS_ASYNC_COPY_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -44,5 +43,3 @@ __device__ __forceinline__ void WaitForCopies() {
 }
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_CUDA_WARPS_ASYNC_COPY_CUH_

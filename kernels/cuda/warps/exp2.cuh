@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Powers of two, for softmax.
-#ifndef KVSTRATA_KERNELS_CUDA_WARPS_EXP2_CUH_
-#define KVSTRATA_KERNELS_CUDA_WARPS_EXP2_CUH_
+#pragma once
 
 namespace kvstrata::cuda {
 
@@ -13,5 +12,3 @@ __device__ inline float Exp2(float x) {
 }
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_CUDA_WARPS_EXP2_CUH_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Conversions of single elements on the device, with the bits of kernels/pages/dtype.h.
-#ifndef KVSTRATA_KERNELS_CUDA_WARPS_FLOAT_BITS_CUH_
-#define KVSTRATA_KERNELS_CUDA_WARPS_FLOAT_BITS_CUH_
+#pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -51,5 +50,3 @@ __device__ inline void LoadFloats(const void* array, DType dtype, int64_t i, flo
 }
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_CUDA_WARPS_FLOAT_BITS_CUH_

@@ -4,8 +4,7 @@
 //
 // Lanes of a warp are (g, t) = (lane / 4, lane % 4) throughout, as the PTX manual draws fragments
 // of m16n8k16: A rows g and g + 8, B and C columns g and {2t, 2t + 1}. sm_80 and later.
-#ifndef KVSTRATA_KERNELS_CUDA_WARPS_FRAGMENTS_CUH_
-#define KVSTRATA_KERNELS_CUDA_WARPS_FRAGMENTS_CUH_
+#pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -72,5 +71,3 @@ __device__ __forceinline__ uint32_t HighHalves(uint32_t a, uint32_t b) {
 }
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_CUDA_WARPS_FRAGMENTS_CUH_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which CTA is the last of several to finish its part of a piece of work.
-#ifndef KVSTRATA_KERNELS_CUDA_WARPS_LAST_ARRIVAL_CUH_
-#define KVSTRATA_KERNELS_CUDA_WARPS_LAST_ARRIVAL_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -25,5 +24,3 @@ __device__ inline bool ArrivesLast(uint32_t* counter, int32_t count, bool& flag)
 }
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_CUDA_WARPS_LAST_ARRIVAL_CUH_

@@ -12,8 +12,7 @@
 // old rows were complete before a copy, a graph's launch or an event that all kernels since are
 // behind. Those are read before WaitForPrevious: several kernels of a step start at once, and their
 // first rows are on the way while the ones before still run.
-#ifndef KVSTRATA_KERNELS_CUDA_WARPS_LAUNCH_CUH_
-#define KVSTRATA_KERNELS_CUDA_WARPS_LAUNCH_CUH_
+#pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -93,5 +92,3 @@ int ForRows(DType dtype, int head_dim, Launch launch) {
 }
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_CUDA_WARPS_LAUNCH_CUH_

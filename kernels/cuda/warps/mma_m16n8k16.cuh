@@ -5,8 +5,7 @@
 // rows (k = 2t+8, 2t+9); of b [16 k][8 columns]: column g, b0 k = 2t, 2t+1 and b1 k = 2t+8, 2t+9;
 // of c [16][8]: c0, c1 row g, columns 2t, 2t+1; c2, c3 row g + 8. The order of k is free as long as
 // a and b agree.
-#ifndef KVSTRATA_KERNELS_CUDA_WARPS_MMA_M16N8K16_CUH_
-#define KVSTRATA_KERNELS_CUDA_WARPS_MMA_M16N8K16_CUH_
+#pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -39,5 +38,3 @@ __device__ inline void MmaM16N8K16<__half>(float (&c)[4], uint32_t a0, uint32_t 
 }
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_CUDA_WARPS_MMA_M16N8K16_CUH_

@@ -3,8 +3,7 @@
 //
 // Lane = 4 g + t holds of a [16 rows][8 k]: a0 row g, a1 row g + 8 (k = 2t, 2t+1); of b [8 k][8
 // columns]: column g, the same k; of c what mma_m16n8k16.cuh says.
-#ifndef KVSTRATA_KERNELS_CUDA_WARPS_MMA_M16N8K8_CUH_
-#define KVSTRATA_KERNELS_CUDA_WARPS_MMA_M16N8K8_CUH_
+#pragma once
 
 #include <cuda_fp16.h>
 
@@ -20,5 +19,3 @@ __device__ inline void MmaM16N8K8(float (&c)[4], uint32_t a0, uint32_t a1, uint3
 }
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_CUDA_WARPS_MMA_M16N8K8_CUH_

@@ -13,8 +13,7 @@
 //                        sum_c max(q_c min_c, q_c max_c), for finite rows
 //   the same, deviation  score = q . row + 2 sqrt(q^2 . (row + field_stride)): of a mean and a
 //                        variance. Over fp16 rows squares above 65504 count as 65504
-#ifndef KVSTRATA_KERNELS_CUDA_WARPS_ROW_SCORES_CUH_
-#define KVSTRATA_KERNELS_CUDA_WARPS_ROW_SCORES_CUH_
+#pragma once
 
 #include <cstring>
 #include <type_traits>
@@ -246,5 +245,3 @@ class TileScorer {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_CUDA_WARPS_ROW_SCORES_CUH_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Scores as unsigned keys that top-k compares by their bits.
-#ifndef KVSTRATA_KERNELS_CUDA_WARPS_SCORE_KEYS_CUH_
-#define KVSTRATA_KERNELS_CUDA_WARPS_SCORE_KEYS_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -17,5 +16,3 @@ __device__ inline uint32_t KeyOf(float x) {
 }
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_CUDA_WARPS_SCORE_KEYS_CUH_

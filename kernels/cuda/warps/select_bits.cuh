@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Bits of one word or another by a mask, in one instruction, where the compiler makes two of it.
-#ifndef KVSTRATA_KERNELS_CUDA_WARPS_SELECT_BITS_CUH_
-#define KVSTRATA_KERNELS_CUDA_WARPS_SELECT_BITS_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -15,5 +14,3 @@ __device__ __forceinline__ uint32_t SelectBits(uint32_t mask, uint32_t a, uint32
 }
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_CUDA_WARPS_SELECT_BITS_CUH_

@@ -2,8 +2,7 @@
 // Matrices of 16-bit elements in shared memory, as tensor cores want them: rows of kDim elements in
 // 16-byte pieces, piece p of row r at place p ^ (r % 8), so that 8 rows of a piece, or a row's
 // pieces, meet all banks. Filled by cp.async, read by ldmatrix. sm_80 and later.
-#ifndef KVSTRATA_KERNELS_CUDA_WARPS_SHARED_MATRIX_CUH_
-#define KVSTRATA_KERNELS_CUDA_WARPS_SHARED_MATRIX_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -56,5 +55,3 @@ struct SharedMatrix {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_CUDA_WARPS_SHARED_MATRIX_CUH_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sums over the lanes of a warp.
-#ifndef KVSTRATA_KERNELS_CUDA_WARPS_WARP_SUMS_CUH_
-#define KVSTRATA_KERNELS_CUDA_WARPS_WARP_SUMS_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -17,5 +16,3 @@ __device__ inline int32_t WarpInclusiveSum(int32_t x) {
 }
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_CUDA_WARPS_WARP_SUMS_CUH_

@@ -9,8 +9,7 @@
 //   exp(-noise / 2), noise as BitsNoise has it (kernels/ops/score_bits) over the sealed groups
 // with [first, last) the candidates in tokens. Of a sequence that is attended in full nothing is
 // written.
-#ifndef KVSTRATA_KERNELS_OPS_ALWAYS_ALWAYS_H_
-#define KVSTRATA_KERNELS_OPS_ALWAYS_ALWAYS_H_
+#pragma once
 
 #include "kernels/cuda/batches/candidates.h"
 #include "kernels/cuda/batches/device_rows.h"
@@ -36,5 +35,3 @@ struct AlwaysBatch {
 void AlwaysRef(const AlwaysBatch& work);
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_ALWAYS_ALWAYS_H_

@@ -3,8 +3,7 @@
 // in fp32 in a fixed order, relative error <= 1e-3. Rows bf16 or fp16, head_dim 64, 128 or 256, 1
 // to 8 queries a KV head. Cost: reads the rows once, and the steps of one group in eight: at a
 // million tokens a CTA goes through 64 of them a warp.
-#ifndef KVSTRATA_KERNELS_OPS_ALWAYS_ALWAYS_CUDA_H_
-#define KVSTRATA_KERNELS_OPS_ALWAYS_ALWAYS_CUDA_H_
+#pragma once
 
 #include "kernels/ops/always/always.h"
 
@@ -14,5 +13,3 @@ namespace kvstrata::cuda {
 int AlwaysCuda(const AlwaysBatch& work, Stream stream);
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_ALWAYS_ALWAYS_CUDA_H_

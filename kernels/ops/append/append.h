@@ -9,8 +9,7 @@
 // looked at, as the page has them: an fp32 that is finite and overflows a 16-bit page is noticed.
 // Cost: reads and writes 2 * tokens * kv_heads * dim elements; looking costs no second pass. No
 // allocation.
-#ifndef KVSTRATA_KERNELS_OPS_APPEND_APPEND_H_
-#define KVSTRATA_KERNELS_OPS_APPEND_APPEND_H_
+#pragma once
 
 #include <cstdint>
 #include <optional>
@@ -52,5 +51,3 @@ struct AppendedElement {
 std::optional<AppendedElement> FirstNotFinite(const AppendWork& w);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_OPS_APPEND_APPEND_H_

@@ -10,8 +10,7 @@
 //
 // One CTA is one (sequence, KV head); without an index, long appends are shared by several.
 // Cost: reads and writes the new rows once, and reads the rows of completed units.
-#ifndef KVSTRATA_KERNELS_OPS_APPEND_APPEND_CUDA_H_
-#define KVSTRATA_KERNELS_OPS_APPEND_APPEND_CUDA_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -80,5 +79,3 @@ struct AppendBatch {
 int AppendCuda(const AppendBatch& work, Stream stream);
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_APPEND_APPEND_CUDA_H_

@@ -3,6 +3,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/ops/append/append_simd.cc"
+#include <algorithm>
 #include <atomic>
 
 #include "hwy/foreach_target.h"
@@ -13,8 +14,7 @@
 #include "kernels/pages/element.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace kvstrata {
-namespace HWY_NAMESPACE {
+namespace kvstrata::HWY_NAMESPACE {
 
 // N fp32 values to the page's type, rounded as FromFloat rounds.
 template <typename T>
@@ -85,41 +85,54 @@ requires(sizeof(T) == 2) struct RowCopy<T, T> {
   }
 };
 
-// Keys, or values, which lie `offset` behind keys. Whether all are finite as they were written.
+// One KV head's rows of tokens that one page holds: keys, or values, which lie `offset` behind
+// keys. Whether all are finite as they were written.
 template <typename From, typename To>
-bool AppendRows(const AppendWork& w, const SourceRows& source, int64_t offset) {
+bool AppendRows(const AppendWork& w, const SourceRows& source, int64_t offset, int head,
+                Run tokens) {
   using Rows = RowCopy<From, To>;
   const PageLayout& p = w.layout;
+  const int32_t first = w.position + tokens.begin;
+  std::byte* to =
+      w.pages[first / p.page_tokens] + p.KeyOffset(w.layer, head, first % p.page_tokens) + offset;
+  const std::byte* from =
+      source.data + tokens.begin * source.token_stride + head * source.head_stride;
   auto greatest = Rows::Start();
-  for (int32_t i = 0; i < w.tokens; ++i) {
-    const int32_t t = w.position + i;
-    std::byte* to =
-        w.pages[t / p.page_tokens] + p.KeyOffset(w.layer, 0, t % p.page_tokens) + offset;
-    const std::byte* from = source.data + i * source.token_stride;
-    for (int h = 0; h < p.kv_heads; ++h) {
-      greatest = Rows::Copy(reinterpret_cast<const From*>(from), reinterpret_cast<To*>(to),
-                            p.head_dim, greatest);
-      from += source.head_stride;
-      to += p.head_stride;
-    }
+  for (int32_t i = tokens.begin; i < tokens.end; ++i) {
+    greatest = Rows::Copy(reinterpret_cast<const From*>(from), reinterpret_cast<To*>(to),
+                          p.head_dim, greatest);
+    from += source.token_stride;
+    to += p.slot_stride;
   }
   return Rows::IsFinite(greatest);
 }
 
-bool AppendSide(const AppendWork& w, const SourceRows& source, int64_t offset) {
+bool AppendSide(const AppendWork& w, const SourceRows& source, int64_t offset, int head,
+                Run tokens) {
   return WithElement(source.dtype, [&]<typename From>() {
-    return WithElement(w.layout.dtype,
-                       [&]<typename To>() { return AppendRows<From, To>(w, source, offset); });
+    return WithElement(w.layout.dtype, [&]<typename To>() {
+      return AppendRows<From, To>(w, source, offset, head, tokens);
+    });
   });
 }
 
+// A head's keys of a page, then its values, as attention reads them: memory that nobody wrote
+// before gets its place in the order of first writes.
 bool AppendItem(const AppendWork& w) {
-  const bool keys = AppendSide(w, w.k, 0);
-  return AppendSide(w, w.v, w.layout.value_offset) && keys;
+  const int32_t page = w.layout.page_tokens;
+  bool finite = true;
+  for (Run tokens; tokens.begin < w.tokens; tokens.begin = tokens.end) {
+    const int32_t slot = (w.position + tokens.begin) % page;
+    tokens.end = std::min(tokens.begin + page - slot, w.tokens);
+    for (int head = 0; head < w.layout.kv_heads; ++head) {
+      if (!AppendSide(w, w.k, 0, head, tokens)) finite = false;
+      if (!AppendSide(w, w.v, w.layout.value_offset, head, tokens)) finite = false;
+    }
+  }
+  return finite;
 }
 
-}  // namespace HWY_NAMESPACE
-}  // namespace kvstrata
+}  // namespace kvstrata::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE

@@ -2,8 +2,7 @@
 // How a kernel that writes rows to pages finds and notes what is not finite: three integer
 // instructions a pair of elements, in the registers that it stores. Where all is finite nothing is
 // loaded and nothing is stored.
-#ifndef KVSTRATA_KERNELS_OPS_APPEND_NOT_FINITE_CUH_
-#define KVSTRATA_KERNELS_OPS_APPEND_NOT_FINITE_CUH_
+#pragma once
 
 #include <cuda_fp16.h>
 
@@ -31,5 +30,3 @@ __device__ __forceinline__ void NoteNotFinite(const NotFiniteWords& to, int sequ
 }
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_APPEND_NOT_FINITE_CUH_

@@ -2,8 +2,7 @@
 // Overflows: which fp32 becomes an infinity, or stays a NaN, in an element of a page.
 //
 // Threads: pure; any.
-#ifndef KVSTRATA_KERNELS_OPS_APPEND_OVERFLOW_H_
-#define KVSTRATA_KERNELS_OPS_APPEND_OVERFLOW_H_
+#pragma once
 
 #include <bit>
 #include <cstdint>
@@ -27,5 +26,3 @@ inline bool Overflows(float x, DType dtype) {
 }
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_OPS_APPEND_OVERFLOW_H_

@@ -2,8 +2,7 @@
 // Op attend_chunk: attention of a chunk of a sequence's new tokens (prefill) over rows on pages,
 // all of them or a selection that the chunk shares. What attend_raw does for one new token a
 // sequence; here each key and value serves many queries.
-#ifndef KVSTRATA_KERNELS_OPS_ATTEND_CHUNK_ATTEND_CHUNK_H_
-#define KVSTRATA_KERNELS_OPS_ATTEND_CHUNK_ATTEND_CHUNK_H_
+#pragma once
 
 #include "kernels/cuda/batches/batch.h"
 #include "kernels/ops/merge/partials.h"
@@ -33,5 +32,3 @@ struct AttendChunkBatch {
 void AttendChunkRef(const AttendChunkBatch& work);
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_ATTEND_CHUNK_ATTEND_CHUNK_H_

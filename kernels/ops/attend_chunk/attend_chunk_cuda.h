@@ -10,8 +10,7 @@
 // read once a tile, for the most part from the L2; one launch. A chunk of few rows still costs a
 // whole tile a KV head.
 // Accuracy: products and sums in fp32, weights rounded to the rows' dtype before they meet values.
-#ifndef KVSTRATA_KERNELS_OPS_ATTEND_CHUNK_ATTEND_CHUNK_CUDA_H_
-#define KVSTRATA_KERNELS_OPS_ATTEND_CHUNK_ATTEND_CHUNK_CUDA_H_
+#pragma once
 
 #include "kernels/ops/attend_chunk/attend_chunk.h"
 
@@ -25,5 +24,3 @@ int64_t AttendChunkWorkspaceBytes(int32_t head_dim);
 int AttendChunkCuda(const AttendChunkBatch& work, Stream stream);
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_ATTEND_CHUNK_ATTEND_CHUNK_CUDA_H_

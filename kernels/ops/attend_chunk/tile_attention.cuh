@@ -8,8 +8,7 @@
 //
 // 32 query rows a warp, because what ldmatrix reads of a block then serves two products: with one,
 // shared memory would be the limit. A lane holds columns {2t, 2t + 1} of rows g and g + 8.
-#ifndef KVSTRATA_KERNELS_OPS_ATTEND_CHUNK_TILE_ATTENTION_CUH_
-#define KVSTRATA_KERNELS_OPS_ATTEND_CHUNK_TILE_ATTENTION_CUH_
+#pragma once
 
 #include <climits>
 
@@ -445,5 +444,3 @@ class TileAttention {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_ATTEND_CHUNK_TILE_ATTENTION_CUH_

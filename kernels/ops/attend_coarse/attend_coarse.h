@@ -7,8 +7,7 @@
 // head g is i * row_token + g, so that items for single heads of a group can share one part; rows
 // that no item writes are the caller's.
 // Work items are independent. Cost: reads each chosen row once per item. No allocation.
-#ifndef KVSTRATA_KERNELS_OPS_ATTEND_COARSE_ATTEND_COARSE_H_
-#define KVSTRATA_KERNELS_OPS_ATTEND_COARSE_ATTEND_COARSE_H_
+#pragma once
 
 #include "kernels/cpu/executor.h"
 #include "kernels/pages/page_view.h"
@@ -37,5 +36,3 @@ void AttendCoarseRef(const AttendCoarseWork* work, int64_t n, Executor& executor
 void AttendCoarseSimd(const AttendCoarseWork* work, int64_t n, Executor& executor);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_OPS_ATTEND_COARSE_ATTEND_COARSE_H_

@@ -15,8 +15,7 @@
 #include "kernels/pages/element.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace kvstrata {
-namespace HWY_NAMESPACE {
+namespace kvstrata::HWY_NAMESPACE {
 
 // Lane h * kRows + r: ln n of the tile's unit i + r; -inf beyond the last unit.
 HWY_INLINE VF LogCounts(const AttendCoarseWork& w, const RowTile& tile, int i) {
@@ -100,8 +99,7 @@ void AttendCoarseItem(const AttendCoarseWork& w) {
   WithElement(w.k.dtype, [&]<typename T>() { CoarseTyped<T>(w); });
 }
 
-}  // namespace HWY_NAMESPACE
-}  // namespace kvstrata
+}  // namespace kvstrata::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE

@@ -14,8 +14,7 @@
 #include "kernels/ops/attend_coarse/weighted_rows-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace kvstrata {
-namespace HWY_NAMESPACE {
+namespace kvstrata::HWY_NAMESPACE {
 
 struct QueryPass {
   static constexpr int kQueries = 16;
@@ -63,8 +62,7 @@ HWY_INLINE void CloseQueries(const Work& w, QueryPass& pass) {
   }
 }
 
-}  // namespace HWY_NAMESPACE
-}  // namespace kvstrata
+}  // namespace kvstrata::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #endif  // KVSTRATA_KERNELS_OPS_ATTEND_COARSE_QUERY_PASS_INL_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The softmax of the ref attention ops: scores of a query to weights, in double.
-#ifndef KVSTRATA_KERNELS_OPS_ATTEND_COARSE_SOFTMAX_REF_H_
-#define KVSTRATA_KERNELS_OPS_ATTEND_COARSE_SOFTMAX_REF_H_
+#pragma once
 
 #include <algorithm>
 #include <cmath>
@@ -28,5 +27,3 @@ inline SoftmaxSums WeighScores(std::vector<double>& scores) {
 }
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_OPS_ATTEND_COARSE_SOFTMAX_REF_H_

@@ -17,8 +17,7 @@
 #include "kernels/ops/simd_rows-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace kvstrata {
-namespace HWY_NAMESPACE {
+namespace kvstrata::HWY_NAMESPACE {
 
 // Pairs of vectors that one pass covers: 4 * 2 * kWidePairs accumulators in registers.
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_NEON
@@ -199,8 +198,7 @@ HWY_NOINLINE void ScoreRows(const std::byte* const* rows, int count, const float
   }
 }
 
-}  // namespace HWY_NAMESPACE
-}  // namespace kvstrata
+}  // namespace kvstrata::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #endif  // KVSTRATA_KERNELS_OPS_ATTEND_COARSE_WEIGHTED_ROWS_INL_H_

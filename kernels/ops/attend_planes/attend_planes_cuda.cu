@@ -125,13 +125,27 @@ __global__ void __launch_bounds__(FullShape<kDim>::kThreads, 1)
 
 constexpr int kMostCtas = 1024;
 
-// CTAs of all items: all that run at once, `ctas_of_sm` on an SM, and at least one each.
+// How long all items take by `each` CTAs of every one, in what one CTA takes for an item.
+double TurnsOf(int64_t items, int each, int at_once) {
+  return static_cast<double>((items * each + at_once - 1) / at_once) / each;
+}
+
+// CTAs of all items, at least one each. Where an item has four and more of those that run at once,
+// so many. Else whole CTAs would leave SMs idle, as 272 items where 264 run at once, which take two
+// turns: items are cut into more parts than run at once, the fewest that are near the best.
 int32_t CtasOf(const AttendPlanesBatch& w, int ctas_of_sm) {
+  constexpr int kPartGroups = 4, kEnough = 4;
   const int64_t groups = int64_t{w.planes.block_stride} * w.planes.block_groups;
-  const int64_t items = int64_t{w.batch} * w.planes.kv_heads;
-  const int64_t most = items * std::max<int64_t>(groups / 4, 1);
-  const auto wanted = static_cast<int>(std::min<int64_t>(most, kMostCtas));
-  return std::max(static_cast<int>(items), SplitsOfWave(ctas_of_sm, 1, wanted));
+  const auto most = static_cast<int>(std::clamp<int64_t>(groups / kPartGroups, 1, kMostCtas));
+  const int items = w.batch * w.planes.kv_heads;
+  const int64_t parts = std::min<int64_t>(int64_t{items} * most, kMostCtas);
+  const int at_once = SplitsOfWave(ctas_of_sm, 1, static_cast<int>(parts));
+  if (at_once >= kEnough * items) return at_once;
+  int best = 1;
+  for (int each = 2; each <= most && items * each <= kMostCtas; ++each) {
+    if (TurnsOf(items, each, at_once) < 0.93 * TurnsOf(items, best, at_once)) best = each;
+  }
+  return items * best;
 }
 
 // Pieces of a workspace, one after the other.
@@ -259,7 +273,9 @@ int Launch(const AttendPlanesBatch& w, Stream stream) {
   const int items = w.batch * w.planes.kv_heads;
   const int ctas = CtasOf(w, CtaShape<kDim, kHeads>::kCtasOfSm);
   const PlanesArguments a = ArgumentsOf(w, ctas);
-  const dim3 grid(ctas / items, items);
+  const int each =
+      std::max(SplitsOfWave(CtaShape<kDim, kHeads>::kCtasOfSm, items, ctas / items), 1);
+  const dim3 grid(each, items);
   int error = LaunchOne<OfWarps>(SampleKernel<kDim, kHeads>, a, grid, kThreads, stream);
   if (error == 0 && by_share) error = LaunchChoice<kDim, kHeads>(a, grid, stream);
   if (error != 0) return error;
@@ -280,7 +296,7 @@ int64_t AttendPlanesWorkspaceBytes(const AttendPlanesBatch& w) {
   at_zero.workspace = nullptr;
   PlanesArguments unused{};
   unused.work = at_zero;
-  const int64_t ctas = std::max<int64_t>(items, SplitsOfWave(2, 1, kMostCtas));
+  const int64_t ctas = std::max<int64_t>(items, kMostCtas);
   return static_cast<int64_t>(Divide(at_zero, ctas, unused).next);
 }
 

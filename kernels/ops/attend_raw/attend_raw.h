@@ -18,8 +18,7 @@
 // rank among the attended rows. Visibility goes by positions in either case.
 // Cost of it: each key is rotated once per item, for all its queries (rotate_rows-inl.h; the ratio
 // to keys stored after rotary embedding is in docs/plans.md).
-#ifndef KVSTRATA_KERNELS_OPS_ATTEND_RAW_ATTEND_RAW_H_
-#define KVSTRATA_KERNELS_OPS_ATTEND_RAW_ATTEND_RAW_H_
+#pragma once
 
 #include "kernels/cpu/executor.h"
 #include "kernels/pages/page_view.h"
@@ -57,5 +56,3 @@ void AttendRawRef(const AttendWork* work, int64_t n, Executor& executor);
 void AttendRawSimd(const AttendWork* work, int64_t n, Executor& executor);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_OPS_ATTEND_RAW_ATTEND_RAW_H_

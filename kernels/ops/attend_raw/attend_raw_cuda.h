@@ -10,8 +10,7 @@
 //
 // Cost: reads each attended key and value once, at the bandwidth of the memory; one launch.
 // Accuracy: products and sums in fp32, weights rounded to the rows' dtype before they meet values.
-#ifndef KVSTRATA_KERNELS_OPS_ATTEND_RAW_ATTEND_RAW_CUDA_H_
-#define KVSTRATA_KERNELS_OPS_ATTEND_RAW_ATTEND_RAW_CUDA_H_
+#pragma once
 
 #include "kernels/cuda/batches/batch.h"
 #include "kernels/ops/append/append_cuda.h"
@@ -60,5 +59,3 @@ int64_t AttendRawWorkspaceBytes(int32_t group, int32_t head_dim);
 int AttendRawCuda(const AttendRawBatch& work, Stream stream);
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_ATTEND_RAW_ATTEND_RAW_CUDA_H_

@@ -12,8 +12,7 @@
 #include "kernels/pages/element.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace kvstrata {
-namespace HWY_NAMESPACE {
+namespace kvstrata::HWY_NAMESPACE {
 
 template <typename T>
 void AttendTyped(const AttendWork& w) {
@@ -31,8 +30,7 @@ void AttendItem(const AttendWork& w) {
   WithElement(w.k.dtype, [&]<typename T>() { AttendTyped<T>(w); });
 }
 
-}  // namespace HWY_NAMESPACE
-}  // namespace kvstrata
+}  // namespace kvstrata::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE

@@ -3,8 +3,7 @@
 //
 // Strips are counted through the sinks, then the list, then the recent rows; each of the three is
 // padded to whole strips. Recent rows start at a multiple of 32, so that their tiles lie in pages.
-#ifndef KVSTRATA_KERNELS_OPS_ATTEND_RAW_ATTENDED_ROWS_CUH_
-#define KVSTRATA_KERNELS_OPS_ATTEND_RAW_ATTENDED_ROWS_CUH_
+#pragma once
 
 #include "kernels/cuda/batches/batch.h"
 #include "kernels/cuda/warps/fragments.cuh"
@@ -170,5 +169,3 @@ class RowStream {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_ATTEND_RAW_ATTENDED_ROWS_CUH_

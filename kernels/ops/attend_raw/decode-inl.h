@@ -11,17 +11,14 @@
 #endif
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
-#include <type_traits>
 
 #include "kernels/ops/attend_raw/rotate_rows-inl.h"
 #include "kernels/ops/attend_raw/row_cursor.h"
 #include "kernels/ops/simd_rows-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace kvstrata {
-namespace HWY_NAMESPACE {
+namespace kvstrata::HWY_NAMESPACE {
 
 inline constexpr int kDecodeQueriesMax = 8;  // queries * group
 inline constexpr int kDecodeTileRows = 64;
@@ -275,8 +272,7 @@ HWY_NOINLINE void AttendFew(const AttendWork& w) {
   for (int s = 0; s * kHeads < rows; ++s) CloseState<T>(w, s * kHeads, heads_of(s), states[s]);
 }
 
-}  // namespace HWY_NAMESPACE
-}  // namespace kvstrata
+}  // namespace kvstrata::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #endif  // KVSTRATA_KERNELS_OPS_ATTEND_RAW_DECODE_INL_H_

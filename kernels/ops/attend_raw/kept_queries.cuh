@@ -2,8 +2,7 @@
 // What keeps a row's queries (KeptQueries): the first warp of the first CTA. Which row it is lies
 // in memory, since a captured graph serves many steps, and in nearly all of them it is none; so it
 // is asked for where the kernel begins, and is there where it ends.
-#ifndef KVSTRATA_KERNELS_OPS_ATTEND_RAW_KEPT_QUERIES_CUH_
-#define KVSTRATA_KERNELS_OPS_ATTEND_RAW_KEPT_QUERIES_CUH_
+#pragma once
 
 #include "kernels/ops/attend_raw/warp_attention.cuh"
 
@@ -35,5 +34,3 @@ __device__ __forceinline__ void KeepQueries(const Arguments& a, const int32_t* s
 }
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_ATTEND_RAW_KEPT_QUERIES_CUH_

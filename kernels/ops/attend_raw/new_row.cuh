@@ -2,8 +2,7 @@
 // The newest row of a sequence while it is not on its page yet (AttendRawBatch::new_k): it is
 // attended as a part of one row by the CTA that finishes an item, so that no CTA waits for its
 // page, and written there by the CTA that has the item's first strip.
-#ifndef KVSTRATA_KERNELS_OPS_ATTEND_RAW_NEW_ROW_CUH_
-#define KVSTRATA_KERNELS_OPS_ATTEND_RAW_NEW_ROW_CUH_
+#pragma once
 
 #include "kernels/cuda/warps/float_bits.cuh"
 #include "kernels/ops/append/not_finite.cuh"
@@ -81,5 +80,3 @@ __device__ __forceinline__ void StoreNewRow(const Arguments& a, const CtaTask& t
 }
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_ATTEND_RAW_NEW_ROW_CUH_

@@ -25,8 +25,7 @@
 #include "kernels/ops/simd_rows-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace kvstrata {
-namespace HWY_NAMESPACE {
+namespace kvstrata::HWY_NAMESPACE {
 
 // A block of kBlockRows x kBlockVectors accumulators, the vectors of a step and a broadcast fill
 // the register file.
@@ -283,8 +282,7 @@ HWY_NOINLINE void AttendMany(const AttendWork& w, RowRotator* rotator) {
   for (int j = 0; j < sp.rows; ++j) FromPairOrder<T>(w.o + int64_t{j} * dim, dim);
 }
 
-}  // namespace HWY_NAMESPACE
-}  // namespace kvstrata
+}  // namespace kvstrata::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #endif  // KVSTRATA_KERNELS_OPS_ATTEND_RAW_PREFILL_INL_H_

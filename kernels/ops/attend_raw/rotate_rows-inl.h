@@ -15,15 +15,12 @@
 #define KVSTRATA_KERNELS_OPS_ATTEND_RAW_ROTATE_ROWS_INL_H_
 #endif
 
-#include <algorithm>
-
 #include "kernels/ops/attend_raw/row_cursor.h"
 #include "kernels/ops/simd_rows-inl.h"
 #include "kernels/pages/rotary.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace kvstrata {
-namespace HWY_NAMESPACE {
+namespace kvstrata::HWY_NAMESPACE {
 
 struct Rotation {
   VF cos, sin;
@@ -140,8 +137,7 @@ class RowRotator {
   float product_[kHeadDimMax];
 };
 
-}  // namespace HWY_NAMESPACE
-}  // namespace kvstrata
+}  // namespace kvstrata::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #endif  // KVSTRATA_KERNELS_OPS_ATTEND_RAW_ROTATE_ROWS_INL_H_

@@ -4,8 +4,7 @@
 // A tile lists where its keys and values lie, so that the kernels know nothing of runs and pages.
 // Rows that no query sees (positions beyond the last query token) are left out.
 // Ownership: views of the work item. Threads: one. Cost: a few instructions a row, no allocation.
-#ifndef KVSTRATA_KERNELS_OPS_ATTEND_RAW_ROW_CURSOR_H_
-#define KVSTRATA_KERNELS_OPS_ATTEND_RAW_ROW_CURSOR_H_
+#pragma once
 
 #include <algorithm>
 #include <cstddef>
@@ -74,5 +73,3 @@ class RowCursor {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_OPS_ATTEND_RAW_ROW_CURSOR_H_

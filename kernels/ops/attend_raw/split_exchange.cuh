@@ -6,8 +6,7 @@
 //
 // A CTA that merges waits only for CTAs that do not wait (work_share.cuh) and that run with it or
 // have run: a grid has no more CTAs than the GPU holds, and they start in order.
-#ifndef KVSTRATA_KERNELS_OPS_ATTEND_RAW_SPLIT_EXCHANGE_CUH_
-#define KVSTRATA_KERNELS_OPS_ATTEND_RAW_SPLIT_EXCHANGE_CUH_
+#pragma once
 
 #include "kernels/ops/attend_raw/warp_attention.cuh"
 
@@ -150,5 +149,3 @@ __device__ __forceinline__ void EmptySums(const Arguments& a, const CtaTask& tas
 }
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_ATTEND_RAW_SPLIT_EXCHANGE_CUH_

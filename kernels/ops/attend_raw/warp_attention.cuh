@@ -12,8 +12,7 @@
 // for as soon as this tile's are used up, then the values: all but a small part of the time a warp
 // has 8 KiB (head_dim 64: 4 KiB) in flight; 12 warps an SM. Asking the L2 for the next strip as
 // well made everything 6 % slower.
-#ifndef KVSTRATA_KERNELS_OPS_ATTEND_RAW_WARP_ATTENTION_CUH_
-#define KVSTRATA_KERNELS_OPS_ATTEND_RAW_WARP_ATTENTION_CUH_
+#pragma once
 
 #include "kernels/cuda/warps/launch.cuh"
 #include "kernels/ops/attend_raw/attend_raw_cuda.h"
@@ -298,5 +297,3 @@ class WarpAttention {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_ATTEND_RAW_WARP_ATTENTION_CUH_

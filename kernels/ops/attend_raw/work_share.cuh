@@ -11,8 +11,7 @@
 // those for them: of one sequence the last ones, which start last, a share of the query heads each;
 // of several the first one, whose last task it is, while for the others it is the first. A CTA
 // posts at most two splits: slot 2 * cta is of its first item, 2 * cta + 1 of a later one.
-#ifndef KVSTRATA_KERNELS_OPS_ATTEND_RAW_WORK_SHARE_CUH_
-#define KVSTRATA_KERNELS_OPS_ATTEND_RAW_WORK_SHARE_CUH_
+#pragma once
 
 #include "kernels/ops/attend_raw/attended_rows.cuh"
 
@@ -202,5 +201,3 @@ __device__ __forceinline__ bool NextTask(const RowSource& from, CtaTask& task) {
 }
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_ATTEND_RAW_WORK_SHARE_CUH_

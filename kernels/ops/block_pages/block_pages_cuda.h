@@ -11,8 +11,7 @@
 //
 // A row without a block has one entry, of block 0: ops read a row of a sequence without any.
 // One kernel.
-#ifndef KVSTRATA_KERNELS_OPS_BLOCK_PAGES_BLOCK_PAGES_CUDA_H_
-#define KVSTRATA_KERNELS_OPS_BLOCK_PAGES_BLOCK_PAGES_CUDA_H_
+#pragma once
 
 #include "kernels/cuda/batches/batch.h"
 #include "kernels/cuda/batches/candidates.h"
@@ -44,5 +43,3 @@ struct BlockPagesBatch {
 int BlockPagesCuda(const BlockPagesBatch& work, Stream stream);
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_BLOCK_PAGES_BLOCK_PAGES_CUDA_H_

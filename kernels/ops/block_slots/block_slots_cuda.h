@@ -11,8 +11,7 @@
 // Rows of both kinds: slots, the slot's distance from a layer's first one. All else is 0, and a row
 // that pads has nothing but 0.
 // One kernel, a thread a row.
-#ifndef KVSTRATA_KERNELS_OPS_BLOCK_SLOTS_BLOCK_SLOTS_CUDA_H_
-#define KVSTRATA_KERNELS_OPS_BLOCK_SLOTS_BLOCK_SLOTS_CUDA_H_
+#pragma once
 
 #include "kernels/cuda/batches/batch.h"
 
@@ -41,5 +40,3 @@ struct BlockSlotsBatch {
 int BlockSlotsCuda(const BlockSlotsBatch& work, Stream stream);
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_BLOCK_SLOTS_BLOCK_SLOTS_CUDA_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Op copy_rows: rows [rows][heads][dim] to another dtype or other strides, for tensors that the ops
 // of a step do not take as they are. Rounds as dtype.h does.
-#ifndef KVSTRATA_KERNELS_OPS_COPY_ROWS_COPY_ROWS_H_
-#define KVSTRATA_KERNELS_OPS_COPY_ROWS_COPY_ROWS_H_
+#pragma once
 
 #include "kernels/cuda/batches/batch.h"
 
@@ -23,5 +22,3 @@ struct CopyRowsBatch {
 void CopyRowsRef(const CopyRowsBatch& work);
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_COPY_ROWS_COPY_ROWS_H_

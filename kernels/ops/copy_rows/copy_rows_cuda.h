@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Op copy_rows on the GPU (contract: copy_rows.h): one thread an element, one kernel. Cost: reads
 // and writes each element once.
-#ifndef KVSTRATA_KERNELS_OPS_COPY_ROWS_COPY_ROWS_CUDA_H_
-#define KVSTRATA_KERNELS_OPS_COPY_ROWS_COPY_ROWS_CUDA_H_
+#pragma once
 
 #include "kernels/ops/copy_rows/copy_rows.h"
 
@@ -12,5 +11,3 @@ namespace kvstrata::cuda {
 int CopyRowsCuda(const CopyRowsBatch& work, Stream stream);
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_COPY_ROWS_COPY_ROWS_CUDA_H_

@@ -6,8 +6,7 @@
 // for both backends: eigenvalues within 1e-12 of the largest, orthogonal within 1e-12 before the
 // result is rounded to fp32. The diagonal breaks ties of equal eigenvalues by index.
 // Work items are independent. Cost: about 10 dim^3 multiply-adds. Allocates dim^2 doubles an item.
-#ifndef KVSTRATA_KERNELS_OPS_EIGEN_EIGEN_H_
-#define KVSTRATA_KERNELS_OPS_EIGEN_EIGEN_H_
+#pragma once
 
 #include "kernels/cpu/executor.h"
 
@@ -24,5 +23,3 @@ void EigenRef(const EigenWork* work, int64_t n, Executor& executor);
 void EigenSimd(const EigenWork* work, int64_t n, Executor& executor);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_OPS_EIGEN_EIGEN_H_

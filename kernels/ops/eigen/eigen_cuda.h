@@ -5,8 +5,7 @@
 // within 1e-5. Directions whose eigenvalues are closer than that come out mixed. The same inputs
 // give the same bits. Cost, d = 128: 6 to 9 sweeps of 127 rounds in shared memory; d = 256 does not
 // fit there and works in the workspace, far slower.
-#ifndef KVSTRATA_KERNELS_OPS_EIGEN_EIGEN_CUDA_H_
-#define KVSTRATA_KERNELS_OPS_EIGEN_EIGEN_CUDA_H_
+#pragma once
 
 #include "kernels/cuda/batches/batch.h"
 
@@ -32,5 +31,3 @@ int64_t EigenWorkspaceBytes(const EigenBatch& work);
 int EigenCuda(const EigenBatch& work, Stream stream);
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_EIGEN_EIGEN_CUDA_H_

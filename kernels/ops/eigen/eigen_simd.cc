@@ -3,7 +3,6 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/ops/eigen/eigen_simd.cc"
-#include <vector>
 
 #include "base/check.h"
 #include "hwy/foreach_target.h"
@@ -11,8 +10,7 @@
 #include "kernels/ops/eigen/jacobi-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace kvstrata {
-namespace HWY_NAMESPACE {
+namespace kvstrata::HWY_NAMESPACE {
 namespace {
 
 void EigenItem(const EigenWork& w) {
@@ -23,8 +21,7 @@ void EigenItem(const EigenWork& w) {
 }
 
 }  // namespace
-}  // namespace HWY_NAMESPACE
-}  // namespace kvstrata
+}  // namespace kvstrata::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE

@@ -23,8 +23,7 @@
 #include "kernels/ops/eigen/jacobi.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace kvstrata {
-namespace HWY_NAMESPACE {
+namespace kvstrata::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
@@ -218,8 +217,7 @@ class Jacobi {
   std::vector<int> index_;  // who stands at a place
 };
 
-}  // namespace HWY_NAMESPACE
-}  // namespace kvstrata
+}  // namespace kvstrata::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #endif  // KVSTRATA_KERNELS_OPS_EIGEN_JACOBI_INL_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the backends of Jacobi's method share: one rotation's angle, and how results are written.
-#ifndef KVSTRATA_KERNELS_OPS_EIGEN_JACOBI_H_
-#define KVSTRATA_KERNELS_OPS_EIGEN_JACOBI_H_
+#pragma once
 
 #include <cmath>
 #include <cstdint>
@@ -33,5 +32,3 @@ inline JacobiAngle AngleFor(double pp, double pq, double qq) {
 void WriteEigen(const EigenWork& work, const double* values, const double* rows, int64_t stride);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_OPS_EIGEN_JACOBI_H_

@@ -6,8 +6,7 @@
 // and its lse is -inf. Partials are taken in the order given, so answers are the same bits
 // everywhere.
 // Work items are independent. No allocation.
-#ifndef KVSTRATA_KERNELS_OPS_MERGE_MERGE_H_
-#define KVSTRATA_KERNELS_OPS_MERGE_MERGE_H_
+#pragma once
 
 #include "kernels/cpu/executor.h"
 #include "kernels/pages/page_view.h"
@@ -34,5 +33,3 @@ void MergeRef(const MergeWork* work, int64_t n, Executor& executor);
 void MergeSimd(const MergeWork* work, int64_t n, Executor& executor);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_OPS_MERGE_MERGE_H_

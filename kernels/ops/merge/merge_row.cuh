@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The end of every attention: four channels of one query row, from a partial (m in powers of two)
 // and the partials of other ops to its output.
-#ifndef KVSTRATA_KERNELS_OPS_MERGE_MERGE_ROW_CUH_
-#define KVSTRATA_KERNELS_OPS_MERGE_MERGE_ROW_CUH_
+#pragma once
 
 #include "kernels/cuda/warps/fragments.cuh"
 #include "kernels/ops/merge/partials.h"
@@ -96,5 +95,3 @@ __device__ inline void StoreResult(const Partials& with, const AttentionOutput& 
 }
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_MERGE_MERGE_ROW_CUH_

@@ -13,8 +13,7 @@
 #include "kernels/ops/simd_rows-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace kvstrata {
-namespace HWY_NAMESPACE {
+namespace kvstrata::HWY_NAMESPACE {
 
 HWY_INLINE float Weight(float m, float top) {
   return hn::GetLane(ExpNonPositive(hn::Set(DF(), m - top)));
@@ -55,8 +54,7 @@ void MergeItem(const MergeWork& w) {
   for (int32_t row = 0; row < w.rows; ++row) MergeRow(w, row);
 }
 
-}  // namespace HWY_NAMESPACE
-}  // namespace kvstrata
+}  // namespace kvstrata::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE

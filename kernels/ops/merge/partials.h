@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What attention ops on a GPU hand each other: partials, which op merge (merge.h) takes on a CPU,
 // and the output, to which the last of a layer's ops merges what those before it left.
-#ifndef KVSTRATA_KERNELS_OPS_MERGE_PARTIALS_H_
-#define KVSTRATA_KERNELS_OPS_MERGE_PARTIALS_H_
+#pragma once
 
 #include "kernels/cuda/batches/batch.h"
 
@@ -24,5 +23,3 @@ struct AttentionOutput {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_MERGE_PARTIALS_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The end of an attention op whose items (a sequence and a KV head) several CTAs share: each leaves
 // what it attended in scratch, and the last one to arrive adds all of it, in the CTAs' order.
-#ifndef KVSTRATA_KERNELS_OPS_MERGE_SHARED_ITEM_CUH_
-#define KVSTRATA_KERNELS_OPS_MERGE_SHARED_ITEM_CUH_
+#pragma once
 
 #include "kernels/cuda/warps/last_arrival.cuh"
 #include "kernels/ops/merge/merge_row.cuh"
@@ -92,5 +91,3 @@ __device__ __forceinline__ void FinishItem(const SharedItem& item, Attended atte
 }
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_MERGE_SHARED_ITEM_CUH_

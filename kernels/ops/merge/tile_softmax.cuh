@@ -4,8 +4,7 @@
 //
 // Scores of a tile: s[0..3] of rows g (s[0], s[1]) and g + 8, heads 2t and 2t + 1. Sums: o[i] is
 // the accumulator of product i, 16 channels by 8 heads, whichever channels the op puts there.
-#ifndef KVSTRATA_KERNELS_OPS_MERGE_TILE_SOFTMAX_CUH_
-#define KVSTRATA_KERNELS_OPS_MERGE_TILE_SOFTMAX_CUH_
+#pragma once
 
 #include "kernels/cuda/warps/fragments.cuh"
 #include "kernels/ops/merge/merge_row.cuh"
@@ -70,5 +69,3 @@ struct TileSoftmax {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_MERGE_TILE_SOFTMAX_CUH_

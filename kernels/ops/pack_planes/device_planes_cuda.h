@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sealed groups of planes of one layer of a batch, for kernels. PODs of device addresses; no CUDA
 // header.
-#ifndef KVSTRATA_KERNELS_OPS_PACK_PLANES_DEVICE_PLANES_CUDA_H_
-#define KVSTRATA_KERNELS_OPS_PACK_PLANES_DEVICE_PLANES_CUDA_H_
+#pragma once
 
 #include <bit>
 #include <cstdint>
@@ -49,5 +48,3 @@ struct DevicePlanes {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_PACK_PLANES_DEVICE_PLANES_CUDA_H_

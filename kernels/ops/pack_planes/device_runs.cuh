@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where runs of groups lie (device_planes_cuda.h), for kernels.
-#ifndef KVSTRATA_KERNELS_OPS_PACK_PLANES_DEVICE_RUNS_CUH_
-#define KVSTRATA_KERNELS_OPS_PACK_PLANES_DEVICE_RUNS_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -15,5 +14,3 @@ __device__ __forceinline__ uint64_t FirstRunIn(uint64_t entry, int64_t offset) {
 }
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_PACK_PLANES_DEVICE_RUNS_CUH_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows of four tokens in the registers of a warp: lane 8 i + s has token i, channels kLane s .. of
 // it. So a lane's channels have the same places in words of 2 and of 4 bits.
-#ifndef KVSTRATA_KERNELS_OPS_PACK_PLANES_LANE_ROWS_CUH_
-#define KVSTRATA_KERNELS_OPS_PACK_PLANES_LANE_ROWS_CUH_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -49,5 +48,3 @@ __device__ __forceinline__ void Rotate(float (&x)[LaneShape<kDim>::kLane]) {
 }
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_PACK_PLANES_LANE_ROWS_CUH_

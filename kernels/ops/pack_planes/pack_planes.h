@@ -7,8 +7,7 @@
 // that are not finite count as the page says: no group has a NaN.
 //
 // Work items are independent. Cost: values are rotated, dim log2(dim) additions a row.
-#ifndef KVSTRATA_KERNELS_OPS_PACK_PLANES_PACK_PLANES_H_
-#define KVSTRATA_KERNELS_OPS_PACK_PLANES_PACK_PLANES_H_
+#pragma once
 
 #include "kernels/cpu/executor.h"
 #include "kernels/ops/pack_planes/planes_format.h"
@@ -37,5 +36,3 @@ void PackPlanesSimd(const PackPlanesWork* work, int64_t n, Executor& executor);
 void UnpackPlanesRef(const UnpackPlanesWork* work, int64_t n, Executor& executor);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_OPS_PACK_PLANES_PACK_PLANES_H_

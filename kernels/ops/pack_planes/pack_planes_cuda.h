@@ -7,8 +7,7 @@
 //
 // Rows bf16 or fp16. Cost: reads each value from memory once, each key once and from the caches
 // once more; one kernel, some 240 instructions of a warp a token with d = 128.
-#ifndef KVSTRATA_KERNELS_OPS_PACK_PLANES_PACK_PLANES_CUDA_H_
-#define KVSTRATA_KERNELS_OPS_PACK_PLANES_PACK_PLANES_CUDA_H_
+#pragma once
 
 #include "kernels/cuda/batches/device_rows.h"
 #include "kernels/ops/pack_planes/device_planes_cuda.h"
@@ -31,5 +30,3 @@ struct PackPlanesBatch {
 int PackPlanesCuda(const PackPlanesBatch& work, Stream stream);
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_PACK_PLANES_PACK_PLANES_CUDA_H_

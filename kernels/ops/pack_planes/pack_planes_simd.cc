@@ -3,7 +3,6 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/ops/pack_planes/pack_planes_simd.cc"
-#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -16,8 +15,7 @@
 #include "kernels/pages/element.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace kvstrata {
-namespace HWY_NAMESPACE {
+namespace kvstrata::HWY_NAMESPACE {
 namespace {
 
 inline constexpr int kVector = static_cast<int>(kN);
@@ -163,8 +161,7 @@ void PackPlanesItem(const PackPlanesWork& w) {
 }
 
 }  // namespace
-}  // namespace HWY_NAMESPACE
-}  // namespace kvstrata
+}  // namespace kvstrata::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE

@@ -3,8 +3,7 @@
 // `ref` ops (docs/spec/planes.md, "The bytes of a group").
 //
 // Threads: pure; any.
-#ifndef KVSTRATA_KERNELS_OPS_PACK_PLANES_PLANE_DIGITS_H_
-#define KVSTRATA_KERNELS_OPS_PACK_PLANES_PLANE_DIGITS_H_
+#pragma once
 
 #include <cmath>
 #include <cstddef>
@@ -99,5 +98,3 @@ void RotateHadamard(Float* row, int32_t dim) {
 }
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_OPS_PACK_PLANES_PLANE_DIGITS_H_

@@ -7,8 +7,7 @@
 //   lower: a row a token: plane 1, then plane 2 of its key, the same of its value
 //
 // The two may lie apart. Words have 32 bits, little-endian.
-#ifndef KVSTRATA_KERNELS_OPS_PACK_PLANES_PLANES_FORMAT_H_
-#define KVSTRATA_KERNELS_OPS_PACK_PLANES_PLANES_FORMAT_H_
+#pragma once
 
 #include <cstdint>
 
@@ -47,5 +46,3 @@ struct PlanesFormat {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_OPS_PACK_PLANES_PLANES_FORMAT_H_

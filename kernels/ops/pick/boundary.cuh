@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where a list's k-th largest key lies: found digit by digit, each from a histogram.
-#ifndef KVSTRATA_KERNELS_OPS_PICK_BOUNDARY_CUH_
-#define KVSTRATA_KERNELS_OPS_PICK_BOUNDARY_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -90,5 +89,3 @@ __device__ inline Digit FindDigit(const int32_t* histogram, int32_t need, int32_
 }
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_PICK_BOUNDARY_CUH_

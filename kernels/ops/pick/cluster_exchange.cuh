@@ -6,8 +6,7 @@
 // then the bins of the group that holds the digit, 3 KB in two dependent loads behind one barrier.
 // All bins would be 57 KB, thousands of clocks; each CTA a share of the bins, told to all, 14 KB
 // and a second barrier.
-#ifndef KVSTRATA_KERNELS_OPS_PICK_CLUSTER_EXCHANGE_CUH_
-#define KVSTRATA_KERNELS_OPS_PICK_CLUSTER_EXCHANGE_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -144,5 +143,3 @@ class ClusterExchange {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_PICK_CLUSTER_EXCHANGE_CUH_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How the CTAs of a list tell each other what they have, through global memory. REQUIRES: all of
 // them run at once (a cooperative launch), or there is one.
-#ifndef KVSTRATA_KERNELS_OPS_PICK_GLOBAL_EXCHANGE_CUH_
-#define KVSTRATA_KERNELS_OPS_PICK_GLOBAL_EXCHANGE_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -108,5 +107,3 @@ class GlobalExchange {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_PICK_GLOBAL_EXCHANGE_CUH_

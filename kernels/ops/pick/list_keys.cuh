@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A CTA's part of the keys of a list: read from memory once and kept in shared memory where they
 // fit, else read again each time.
-#ifndef KVSTRATA_KERNELS_OPS_PICK_LIST_KEYS_CUH_
-#define KVSTRATA_KERNELS_OPS_PICK_LIST_KEYS_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -123,5 +122,3 @@ class ListKeys {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_PICK_LIST_KEYS_CUH_

@@ -5,8 +5,7 @@
 // of all CTAs each CTA gathers, and finds the boundary among them alone. It then writes what it
 // holds of the answer in place: order comes for free. What CTAs tell each other goes through an
 // Exchange (global_exchange.cuh, cluster_exchange.cuh).
-#ifndef KVSTRATA_KERNELS_OPS_PICK_LIST_PICKER_CUH_
-#define KVSTRATA_KERNELS_OPS_PICK_LIST_PICKER_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -250,5 +249,3 @@ class ListPicker {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_PICK_LIST_PICKER_CUH_

@@ -7,8 +7,7 @@
 // those that reach a guess; 70 KB of stack, no allocation. Exact: all backends agree bit for bit.
 // CeilShare and the literal cascade's quantile live here too, so that every selector counts alike
 // (docs/spec/README.md "A share of n units"; docs/spec/chess.md 4).
-#ifndef KVSTRATA_KERNELS_OPS_PICK_PICK_H_
-#define KVSTRATA_KERNELS_OPS_PICK_PICK_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -36,5 +35,3 @@ int32_t CeilShare(double share, int32_t n);
 double Quantile(const std::vector<double>& values, double q);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_OPS_PICK_PICK_H_

@@ -19,8 +19,7 @@
 // - Several CTAs a list, a cooperative launch: they meet at 2 to 4 barriers over `scratch`. Longer
 //   lists, and devices without clusters. A device that is busy with other kernels delays it until
 //   all its CTAs fit (at most one an SM).
-#ifndef KVSTRATA_KERNELS_OPS_PICK_PICK_CUDA_H_
-#define KVSTRATA_KERNELS_OPS_PICK_PICK_CUDA_H_
+#pragma once
 
 #include "kernels/cuda/batches/batch.h"
 #include "kernels/cuda/batches/candidates.h"
@@ -76,5 +75,3 @@ int64_t PickScratchBytes(const PickBatch& work);
 int PickCuda(const PickBatch& work, Stream stream);
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_PICK_PICK_CUDA_H_

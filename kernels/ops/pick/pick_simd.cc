@@ -22,8 +22,7 @@ inline constexpr int32_t kPickSample = 1024, kPickHeld = 8192;
 #endif
 
 HWY_BEFORE_NAMESPACE();
-namespace kvstrata {
-namespace HWY_NAMESPACE {
+namespace kvstrata::HWY_NAMESPACE {
 namespace {
 
 // Floats in their order as whole numbers, -0 just below 0, and back.
@@ -199,8 +198,7 @@ void TopKItem(const PickWork& w) {
 }
 
 }  // namespace
-}  // namespace HWY_NAMESPACE
-}  // namespace kvstrata
+}  // namespace kvstrata::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The shared memory of a CTA of op pick.
-#ifndef KVSTRATA_KERNELS_OPS_PICK_PICKER_MEMORY_CUH_
-#define KVSTRATA_KERNELS_OPS_PICK_PICKER_MEMORY_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -31,5 +30,3 @@ struct PickerMemory {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_PICK_PICKER_MEMORY_CUH_

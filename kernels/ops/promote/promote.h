@@ -12,8 +12,7 @@
 //
 // rebase, when pages have come or moved: entries of pages whose address is another one than before
 // name the page itself, and their slots are free.
-#ifndef KVSTRATA_KERNELS_OPS_PROMOTE_PROMOTE_H_
-#define KVSTRATA_KERNELS_OPS_PROMOTE_PROMOTE_H_
+#pragma once
 
 #include "kernels/cuda/batches/batch.h"
 
@@ -49,5 +48,3 @@ Promoted PromoteRef(const PromoteBatch& work);
 void RebaseRef(const RebaseBatch& work);
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_PROMOTE_PROMOTE_H_

@@ -8,8 +8,7 @@
 // to finish writes entries, owners and stamps. Cost: where nothing is missing three reads in a row
 // (the list, its entries, stamps written), else 16-byte reads over the bus, about as fast as it
 // goes. rebase is one kernel over all rows of the pages.
-#ifndef KVSTRATA_KERNELS_OPS_PROMOTE_PROMOTE_CUDA_H_
-#define KVSTRATA_KERNELS_OPS_PROMOTE_PROMOTE_CUDA_H_
+#pragma once
 
 #include "kernels/ops/promote/promote.h"
 
@@ -20,5 +19,3 @@ int PromoteCuda(const PromoteBatch& work, Stream stream);
 int RebaseCuda(const RebaseBatch& work, Stream stream);
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_PROMOTE_PROMOTE_CUDA_H_

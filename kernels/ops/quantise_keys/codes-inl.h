@@ -16,8 +16,7 @@
 #include "kernels/pages/quantised_group.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace kvstrata {
-namespace HWY_NAMESPACE {
+namespace kvstrata::HWY_NAMESPACE {
 
 using VI = hn::VFromD<DI>;
 
@@ -138,8 +137,7 @@ HWY_INLINE void PackRow(const uint8_t* codes, int dim, int apart, std::byte* to)
   }
 }
 
-}  // namespace HWY_NAMESPACE
-}  // namespace kvstrata
+}  // namespace kvstrata::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #endif  // KVSTRATA_KERNELS_OPS_QUANTISE_KEYS_CODES_INL_H_

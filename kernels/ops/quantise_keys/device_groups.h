@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Quantised keys of one layer of a batch, in the index blocks of its sequences, for kernels. PODs
 // of device addresses; no CUDA header.
-#ifndef KVSTRATA_KERNELS_OPS_QUANTISE_KEYS_DEVICE_GROUPS_H_
-#define KVSTRATA_KERNELS_OPS_QUANTISE_KEYS_DEVICE_GROUPS_H_
+#pragma once
 
 #include "kernels/cuda/batches/batch.h"
 #include "kernels/pages/quantised_group.h"
@@ -32,5 +31,3 @@ struct GroupOffsets {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_QUANTISE_KEYS_DEVICE_GROUPS_H_

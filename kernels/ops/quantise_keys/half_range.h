@@ -3,8 +3,7 @@
 // (docs/spec/bits.md 2), as `ref` ops make them. Every operation is fp32 and rounded once.
 //
 // Threads: pure; any.
-#ifndef KVSTRATA_KERNELS_OPS_QUANTISE_KEYS_HALF_RANGE_H_
-#define KVSTRATA_KERNELS_OPS_QUANTISE_KEYS_HALF_RANGE_H_
+#pragma once
 
 #include <algorithm>
 #include <cmath>
@@ -55,5 +54,3 @@ struct HalfRange {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_OPS_QUANTISE_KEYS_HALF_RANGE_H_

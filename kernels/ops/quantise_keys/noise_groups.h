@@ -2,8 +2,7 @@
 // Which sealed groups stand for all where the noise of quantised logits is asked for
 // (docs/spec/bits.md 3): the last of every eight, or of the fewer that there are. The first group
 // is not among many: keys of sinks are unlike others. For the host and for kernels.
-#ifndef KVSTRATA_KERNELS_OPS_QUANTISE_KEYS_NOISE_GROUPS_H_
-#define KVSTRATA_KERNELS_OPS_QUANTISE_KEYS_NOISE_GROUPS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -19,5 +18,3 @@ KVS_HOST_DEVICE inline int32_t FirstOfNoise(int32_t groups) {
 }
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_OPS_QUANTISE_KEYS_NOISE_GROUPS_H_

@@ -9,8 +9,7 @@
 //
 // Work items are independent. Cost: reads each key once from memory, and again from the cache. No
 // allocation.
-#ifndef KVSTRATA_KERNELS_OPS_QUANTISE_KEYS_QUANTISE_KEYS_H_
-#define KVSTRATA_KERNELS_OPS_QUANTISE_KEYS_QUANTISE_KEYS_H_
+#pragma once
 
 #include "kernels/cpu/executor.h"
 #include "kernels/pages/page_view.h"
@@ -29,5 +28,3 @@ void QuantiseKeysRef(const QuantiseKeysWork* work, int64_t n, Executor& executor
 void QuantiseKeysSimd(const QuantiseKeysWork* work, int64_t n, Executor& executor);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_OPS_QUANTISE_KEYS_QUANTISE_KEYS_H_

@@ -7,8 +7,7 @@
 //
 // Keys bf16 or fp16. Cost: reads each key from memory once and from the caches twice more; one
 // kernel.
-#ifndef KVSTRATA_KERNELS_OPS_QUANTISE_KEYS_QUANTISE_KEYS_CUDA_H_
-#define KVSTRATA_KERNELS_OPS_QUANTISE_KEYS_QUANTISE_KEYS_CUDA_H_
+#pragma once
 
 #include "kernels/cuda/batches/device_rows.h"
 #include "kernels/ops/quantise_keys/device_groups.h"
@@ -30,5 +29,3 @@ struct QuantiseKeysBatch {
 int QuantiseKeysCuda(const QuantiseKeysBatch& work, Stream stream);
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_QUANTISE_KEYS_QUANTISE_KEYS_CUDA_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The decision of op reuse (reuse.h), by each CTA of a kernel for itself: reading 24 KB costs
 // less than a kernel of its own in front.
-#ifndef KVSTRATA_KERNELS_OPS_REUSE_REUSE_CUH_
-#define KVSTRATA_KERNELS_OPS_REUSE_REUSE_CUH_
+#pragma once
 
 #include "kernels/cuda/warps/float_bits.cuh"
 #include "kernels/cuda/warps/launch.cuh"
@@ -196,5 +195,3 @@ class PickCache {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_REUSE_REUSE_CUH_

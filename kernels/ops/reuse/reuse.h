@@ -13,8 +13,7 @@
 // 8 products in fp32 (ref: double), those in double: where the cosine is within 1e-6 of theta
 // another implementation (kernels/plans/tokenselect/vote.cc) may answer otherwise. A zero query has
 // cosine 0. theta >= 1: never. Sequences attended in full are left alone.
-#ifndef KVSTRATA_KERNELS_OPS_REUSE_REUSE_H_
-#define KVSTRATA_KERNELS_OPS_REUSE_REUSE_H_
+#pragma once
 
 #include "kernels/cuda/batches/candidates.h"
 #include "kernels/cuda/batches/device_rows.h"
@@ -65,5 +64,3 @@ struct ReuseQueries {
 void ReuseRef(const Reuse& work, const CandidateRule& rule, const ReuseQueries& queries);
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_REUSE_REUSE_H_

@@ -12,8 +12,7 @@
 // Plain dot products, unscaled (docs/spec/README.md). Sums in fp32 (ref: double). Rows of one
 // (layer, head) are `count` runs: blocks[first/per_block] + offset + (u % per_block) * row_stride.
 // Work items are independent. Cost: reads each row once. No allocation.
-#ifndef KVSTRATA_KERNELS_OPS_SCORE_SCORE_H_
-#define KVSTRATA_KERNELS_OPS_SCORE_SCORE_H_
+#pragma once
 
 #include "kernels/cpu/executor.h"
 #include "kernels/pages/page_view.h"
@@ -36,5 +35,3 @@ void ScoreRef(const ScoreWork* work, int64_t n, Executor& executor);
 void ScoreSimd(const ScoreWork* work, int64_t n, Executor& executor);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_OPS_SCORE_SCORE_H_

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
-#include <cmath>
 
 #include "kernels/cuda/warps/launch.cuh"
 #include "kernels/cuda/warps/row_scores.cuh"

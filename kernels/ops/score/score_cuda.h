@@ -12,8 +12,7 @@
 // Rows bf16 or fp16, head_dim 64, 128 or 256, 1 to 8 queries a KV head. Sums in fp32: relative
 // error <= 5e-3 of `ref`; over fp16 rows a q_c^2 above 65504 counts as 65504. Queries and rows must
 // be finite. Cost: reads each row once; one kernel.
-#ifndef KVSTRATA_KERNELS_OPS_SCORE_SCORE_CUDA_H_
-#define KVSTRATA_KERNELS_OPS_SCORE_SCORE_CUDA_H_
+#pragma once
 
 #include "kernels/cuda/batches/candidates.h"
 #include "kernels/cuda/batches/device_rows.h"
@@ -45,5 +44,3 @@ struct ScoreBatch {
 int ScoreCuda(const ScoreBatch& work, Stream stream);
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_SCORE_SCORE_CUDA_H_

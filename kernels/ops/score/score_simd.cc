@@ -14,8 +14,7 @@
 #include "kernels/pages/element.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace kvstrata {
-namespace HWY_NAMESPACE {
+namespace kvstrata::HWY_NAMESPACE {
 
 inline constexpr int kQueries = 4;                       // at a time
 inline constexpr int kSquares = kQueries * kHeadDimMax;  // where those of their elements begin
@@ -152,8 +151,7 @@ void ScoreItem(const ScoreWork& w) {
   });
 }
 
-}  // namespace HWY_NAMESPACE
-}  // namespace kvstrata
+}  // namespace kvstrata::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE

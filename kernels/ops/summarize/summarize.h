@@ -12,8 +12,7 @@
 //
 // The mean of rows of a finer level (CHESS chunks and grids, Eq. 2) is the same op over `rows`
 // instead of `keys`. Work items are independent. Cost: reads each key once. No allocation.
-#ifndef KVSTRATA_KERNELS_OPS_SUMMARIZE_SUMMARIZE_H_
-#define KVSTRATA_KERNELS_OPS_SUMMARIZE_SUMMARIZE_H_
+#pragma once
 
 #include <type_traits>
 
@@ -44,5 +43,3 @@ void SummarizeRef(const SummarizeWork* work, int64_t n, Executor& executor);
 void SummarizeSimd(const SummarizeWork* work, int64_t n, Executor& executor);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_OPS_SUMMARIZE_SUMMARIZE_H_

@@ -12,8 +12,7 @@
 // Source rows bf16 or fp16 (kMean: also fp32), head_dim a multiple of 8.
 // Cost: reads each row once (kDeviation twice, the second time from the L1), writes 2 / unit_rows
 // (kMean: 1 / unit_rows) of it; one kernel.
-#ifndef KVSTRATA_KERNELS_OPS_SUMMARIZE_SUMMARIZE_CUDA_H_
-#define KVSTRATA_KERNELS_OPS_SUMMARIZE_SUMMARIZE_CUDA_H_
+#pragma once
 
 #include "kernels/cuda/batches/device_rows.h"
 
@@ -39,5 +38,3 @@ struct SummarizeBatch {
 int SummarizeCuda(const SummarizeBatch& work, Stream stream);
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_SUMMARIZE_SUMMARIZE_CUDA_H_

@@ -13,8 +13,7 @@
 #include "kernels/pages/element.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace kvstrata {
-namespace HWY_NAMESPACE {
+namespace kvstrata::HWY_NAMESPACE {
 
 inline constexpr int kVectors = 4;  // channels at a time: kVectors * N, a divisor of 64
 
@@ -132,8 +131,7 @@ void SummarizeItem(const SummarizeWork& w) {
   WithElement(w.keys.dtype, [&]<typename T>() { SummarizeTyped<T>(w); });
 }
 
-}  // namespace HWY_NAMESPACE
-}  // namespace kvstrata
+}  // namespace kvstrata::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE

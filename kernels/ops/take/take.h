@@ -9,8 +9,7 @@
 // more than most.
 //
 // Cost: reads the votes once; 16 KB of stack, no allocation. Any thread.
-#ifndef KVSTRATA_KERNELS_OPS_TAKE_TAKE_H_
-#define KVSTRATA_KERNELS_OPS_TAKE_TAKE_H_
+#pragma once
 
 #include <bit>
 #include <cstdint>
@@ -36,5 +35,3 @@ struct TakeWork {
 int32_t Take(const TakeWork& work);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_OPS_TAKE_TAKE_H_

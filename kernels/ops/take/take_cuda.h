@@ -5,8 +5,7 @@
 //
 // One kernel, a CTA a list: a histogram in shared memory, and a scan of it. Cost: reads the votes
 // once; a CTA alone takes about 4 us for each 64K of them.
-#ifndef KVSTRATA_KERNELS_OPS_TAKE_TAKE_CUDA_H_
-#define KVSTRATA_KERNELS_OPS_TAKE_TAKE_CUDA_H_
+#pragma once
 
 #include "kernels/cuda/batches/batch.h"
 #include "kernels/cuda/batches/candidates.h"
@@ -28,5 +27,3 @@ struct TakeBatch {
 int TakeCuda(const TakeBatch& work, Stream stream);
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_TAKE_TAKE_CUDA_H_

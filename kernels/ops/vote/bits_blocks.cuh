@@ -2,8 +2,7 @@
 // Blocks of 64 candidates, two tiles of 32 tokens (bits_tile.cuh), scored by whole warps. Tiles
 // come through a ring in shared memory, several ahead. What a lane copies of the codes it alone
 // reads; the scales of a group are the whole warp's.
-#ifndef KVSTRATA_KERNELS_OPS_VOTE_BITS_BLOCKS_CUH_
-#define KVSTRATA_KERNELS_OPS_VOTE_BITS_BLOCKS_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -254,5 +253,3 @@ __device__ inline void JoinColumns(float (&c)[kBlockTiles][2][4]) {
 }
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_VOTE_BITS_BLOCKS_CUH_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which blocks of 64 candidates of quantised keys a warp reads, and in which order.
-#ifndef KVSTRATA_KERNELS_OPS_VOTE_BLOCK_WALK_CUH_
-#define KVSTRATA_KERNELS_OPS_VOTE_BLOCK_WALK_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -108,5 +107,3 @@ class BlockWalk {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_VOTE_BLOCK_WALK_CUH_

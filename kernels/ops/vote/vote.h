@@ -11,8 +11,7 @@
 // attention. With `noise` the logits of the n scatter around the true ones, and a sum of
 // exponentials is by exp(noise / 2) too large for it: it counts that much less
 // (docs/spec/bits.md 3).
-#ifndef KVSTRATA_KERNELS_OPS_VOTE_VOTE_H_
-#define KVSTRATA_KERNELS_OPS_VOTE_VOTE_H_
+#pragma once
 
 #include "kernels/cpu/executor.h"
 #include "kernels/pages/page_view.h"
@@ -52,5 +51,3 @@ void VoteRef(const VoteWork& work, Executor& executor);
 void VoteSimd(const VoteWork& work, Executor& executor);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_OPS_VOTE_VOTE_H_

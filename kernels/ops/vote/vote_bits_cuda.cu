@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The first kernel of op vote over quantised keys: weights of blocks of 64 candidates
 // (bits_blocks.cuh).
-#include <algorithm>
 #include <cstdint>
 
 #include "kernels/ops/vote/bits_blocks.cuh"

@@ -27,8 +27,7 @@
 // gives the same bits. Relative error <= 5e-3. Rows bf16 or fp16, head_dim 64, 128 or 256, 1 to 8
 // queries a KV head, all finite. Cost, bytes a layer: candidates * (rows, or groups, + 4 *
 // query_heads / run) + the votes.
-#ifndef KVSTRATA_KERNELS_OPS_VOTE_VOTE_CUDA_H_
-#define KVSTRATA_KERNELS_OPS_VOTE_VOTE_CUDA_H_
+#pragma once
 
 #include "kernels/cuda/batches/candidates.h"
 #include "kernels/cuda/batches/device_rows.h"
@@ -78,5 +77,3 @@ int64_t VoteScratchBytes(const VoteBatch& work);
 int VoteCuda(const VoteBatch& work, Stream stream);
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_VOTE_VOTE_CUDA_H_

@@ -22,8 +22,7 @@ inline constexpr int64_t kVoteTile = 1024;
 #endif
 
 HWY_BEFORE_NAMESPACE();
-namespace kvstrata {
-namespace HWY_NAMESPACE {
+namespace kvstrata::HWY_NAMESPACE {
 namespace {
 
 inline constexpr int kQueries = 4;       // at a time
@@ -188,8 +187,7 @@ void VoteTile(const VoteWork& w, int64_t tile) {
 }
 
 }  // namespace
-}  // namespace HWY_NAMESPACE
-}  // namespace kvstrata
+}  // namespace kvstrata::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE

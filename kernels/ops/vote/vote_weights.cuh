@@ -2,8 +2,7 @@
 // What the first kernels of op vote leave to the second (vote_cuda.cu): weights of blocks of 64
 // candidates, and maxima and sums of heads. Rows of keys or summaries have their first kernel in
 // vote_cuda.cu, quantised keys theirs in vote_bits_cuda.cu.
-#ifndef KVSTRATA_KERNELS_OPS_VOTE_VOTE_WEIGHTS_CUH_
-#define KVSTRATA_KERNELS_OPS_VOTE_VOTE_WEIGHTS_CUH_
+#pragma once
 
 #include <cmath>
 
@@ -83,5 +82,3 @@ __device__ float AcrossRows(float x, bool wide, Combine combine) {
 int LaunchBitsWeights(const VoteBatch& work, const Scratch& scratch, Stream stream);
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_VOTE_VOTE_WEIGHTS_CUH_

@@ -6,8 +6,7 @@
 // engine's. Widened values are rotated back in fp32, so all bits are those of op unpack_planes,
 // rounded to the dtype.
 // Cost: reads each group and row once, and writes each row once.
-#ifndef KVSTRATA_KERNELS_OPS_WIDEN_PLANES_WIDEN_PLANES_H_
-#define KVSTRATA_KERNELS_OPS_WIDEN_PLANES_WIDEN_PLANES_H_
+#pragma once
 
 #include "kernels/cuda/batches/device_rows.h"
 #include "kernels/ops/append/append_cuda.h"
@@ -35,5 +34,3 @@ struct WidenPlanesBatch {
 void WidenPlanesRef(const WidenPlanesBatch& work);
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_WIDEN_PLANES_WIDEN_PLANES_H_

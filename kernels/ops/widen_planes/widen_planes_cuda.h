@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Op widen_planes on the GPU (contract: widen_planes.h), bit for bit `ref`. One kernel, a CTA for
 // as many tokens of a KV head as a group has.
-#ifndef KVSTRATA_KERNELS_OPS_WIDEN_PLANES_WIDEN_PLANES_CUDA_H_
-#define KVSTRATA_KERNELS_OPS_WIDEN_PLANES_WIDEN_PLANES_CUDA_H_
+#pragma once
 
 #include "kernels/ops/widen_planes/widen_planes.h"
 
@@ -12,5 +11,3 @@ namespace kvstrata::cuda {
 int WidenPlanesCuda(const WidenPlanesBatch& work, Stream stream);
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_WIDEN_PLANES_WIDEN_PLANES_CUDA_H_

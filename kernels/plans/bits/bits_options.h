@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Options of selector `bits` (docs/spec/bits.md), in tokens but for `bits` and `max_missed`. Tokens
 // of a group are `unit` of IndexOptions. Rows: bits.cc.
-#ifndef KVSTRATA_KERNELS_PLANS_BITS_BITS_OPTIONS_H_
-#define KVSTRATA_KERNELS_PLANS_BITS_BITS_OPTIONS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -21,5 +20,3 @@ struct BitsOptions {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLANS_BITS_BITS_OPTIONS_H_

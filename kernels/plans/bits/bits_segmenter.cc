@@ -2,7 +2,6 @@
 // Segmenter `bits`: units are groups of index.unit tokens, kept as their keys in plan.bits.bits
 // bits a channel (docs/spec/bits.md). Only sealed groups are written; tokens of the one that is
 // filling are scored by their keys.
-#include <algorithm>
 #include <array>
 
 #include "kernels/segment/segmenter.h"

@@ -6,8 +6,7 @@
 // Units that are still filling have no stored row; their vectors are made here and thrown away.
 // Threads: pure; any. Cost: reads every index row of `layers` below `tokens` once; one scratch
 // array of (units * layers * KV heads) floats.
-#ifndef KVSTRATA_KERNELS_PLANS_CHESS_AFFINITY_H_
-#define KVSTRATA_KERNELS_PLANS_CHESS_AFFINITY_H_
+#pragma once
 
 #include <array>
 #include <cstdint>
@@ -41,5 +40,3 @@ std::vector<AffinityScores> ScoreAffinity(const SelectContext& context,
                                           const AffinityRequest& request);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLANS_CHESS_AFFINITY_H_

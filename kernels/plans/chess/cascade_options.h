@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Options of selector `cascade` (docs/spec/chess.md). Rows: cascade.cc.
-#ifndef KVSTRATA_KERNELS_PLANS_CHESS_CASCADE_OPTIONS_H_
-#define KVSTRATA_KERNELS_PLANS_CHESS_CASCADE_OPTIONS_H_
+#pragma once
 
 #include <array>
 #include <cstdint>
@@ -31,5 +30,3 @@ struct CascadeOptions {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLANS_CHESS_CASCADE_OPTIONS_H_

@@ -4,8 +4,7 @@
 // and reports alone, so steps on a GPU decide by it, too, without asking the GPU.
 //
 // A value; one a sequence. Threads: one call at a time.
-#ifndef KVSTRATA_KERNELS_PLANS_CHESS_CASCADE_TRIGGER_H_
-#define KVSTRATA_KERNELS_PLANS_CHESS_CASCADE_TRIGGER_H_
+#pragma once
 
 #include <cstdint>
 #include <span>
@@ -56,5 +55,3 @@ class CascadeTrigger {
 CascadeTrigger& CascadeTriggerOf(Selector& selector);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLANS_CHESS_CASCADE_TRIGGER_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Options of selector `block` (docs/spec/mosaickv.md). Rows: block.cc.
-#ifndef KVSTRATA_KERNELS_PLANS_MOSAICKV_BLOCK_OPTIONS_H_
-#define KVSTRATA_KERNELS_PLANS_MOSAICKV_BLOCK_OPTIONS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -16,5 +15,3 @@ struct BlockOptions {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLANS_MOSAICKV_BLOCK_OPTIONS_H_

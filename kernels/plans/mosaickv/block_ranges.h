@@ -3,8 +3,7 @@
 // the CPU (block.cc) and on a GPU (kernels/plans/mosaickv/gpu/cuda_packed.cc).
 //
 // Threads: immutable.
-#ifndef KVSTRATA_KERNELS_PLANS_MOSAICKV_BLOCK_RANGES_H_
-#define KVSTRATA_KERNELS_PLANS_MOSAICKV_BLOCK_RANGES_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -58,5 +57,3 @@ class BlockRanges {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLANS_MOSAICKV_BLOCK_RANGES_H_

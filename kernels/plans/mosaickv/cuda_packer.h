@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The SegmentPacker of a GPU, for plans of a fixed strategy, and raw pages in its memory.
-#ifndef KVSTRATA_KERNELS_PLANS_MOSAICKV_CUDA_PACKER_H_
-#define KVSTRATA_KERNELS_PLANS_MOSAICKV_CUDA_PACKER_H_
+#pragma once
 
 #include <memory>
 
@@ -19,5 +18,3 @@ namespace kvstrata {
 Result<std::unique_ptr<SegmentPacker>> NewCudaPacker(const cuda::CudaOps& ops, int device);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLANS_MOSAICKV_CUDA_PACKER_H_

@@ -7,8 +7,7 @@
 // Not the mean of all: what an answer hangs on are few tokens that are unlike the others, and
 // rotations are made for the others. An extent that loses too much is packed again; one that does
 // not, and plans with max_loss = 1, cost nothing.
-#ifndef KVSTRATA_KERNELS_PLANS_MOSAICKV_LOSS_LIMIT_H_
-#define KVSTRATA_KERNELS_PLANS_MOSAICKV_LOSS_LIMIT_H_
+#pragma once
 
 #include <span>
 #include <string>
@@ -37,5 +36,3 @@ std::string DescribeLoss(const Plan& plan, Run tokens, double refused_loss, int3
 std::string DescribeRaw(const Plan& plan, Run tokens, const PackedInfo& mildest);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLANS_MOSAICKV_LOSS_LIMIT_H_

@@ -9,8 +9,7 @@
 // docs/extents.md. The writing side is the Recompressor of codec.h.
 //
 // Threads: immutable after Parse. Ownership: points into the extents; valid as long as they are.
-#ifndef KVSTRATA_KERNELS_PLANS_MOSAICKV_PACKED_H_
-#define KVSTRATA_KERNELS_PLANS_MOSAICKV_PACKED_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -111,5 +110,3 @@ std::string PackedText(const Plan& plan, int32_t due, const PackedStorage* packe
 Result<InspectArray> InspectPacked(const SelectContext& context, std::string_view name);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLANS_MOSAICKV_PACKED_H_

@@ -17,8 +17,7 @@
 // A segment may consist of several extents that follow each other. A final segment's first extent
 // holds the rotations (begin == plan_begin), and all name its end (plan_end). Those of a temporary
 // one name the final segment whose rotations and strategies they use.
-#ifndef KVSTRATA_KERNELS_PLANS_MOSAICKV_PACKED_LAYOUT_H_
-#define KVSTRATA_KERNELS_PLANS_MOSAICKV_PACKED_LAYOUT_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -91,5 +90,3 @@ Result<PackedStub> ReadPackedStub(const ExtentView& extent, const Geometry& geom
 Result<PackedExtent> ReadPackedExtent(const ExtentView& extent, const Geometry& geometry);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLANS_MOSAICKV_PACKED_LAYOUT_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Options of codec `packed` (docs/spec/mosaickv.md; fixed preset: ADR 13). Rows: packed_options.cc.
-#ifndef KVSTRATA_KERNELS_PLANS_MOSAICKV_PACKED_OPTIONS_H_
-#define KVSTRATA_KERNELS_PLANS_MOSAICKV_PACKED_OPTIONS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -23,5 +22,3 @@ struct PackedOptions {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLANS_MOSAICKV_PACKED_OPTIONS_H_

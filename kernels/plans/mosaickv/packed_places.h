@@ -4,8 +4,7 @@
 //
 // AddHead for each head in order, then read entries. Allocate and Finish make an extent in host
 // memory, Front the description of one elsewhere.
-#ifndef KVSTRATA_KERNELS_PLANS_MOSAICKV_PACKED_PLACES_H_
-#define KVSTRATA_KERNELS_PLANS_MOSAICKV_PACKED_PLACES_H_
+#pragma once
 
 #include <span>
 #include <vector>
@@ -60,5 +59,3 @@ class PackedPlaces {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLANS_MOSAICKV_PACKED_PLACES_H_

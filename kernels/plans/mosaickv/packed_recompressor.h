@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The writing side of codec packed (docs/spec/mosaickv.md, "Growing"). Private to mosaickv.
-#ifndef KVSTRATA_KERNELS_PLANS_MOSAICKV_PACKED_RECOMPRESSOR_H_
-#define KVSTRATA_KERNELS_PLANS_MOSAICKV_PACKED_RECOMPRESSOR_H_
+#pragma once
 
 #include <memory>
 
@@ -15,5 +14,3 @@ std::unique_ptr<Recompressor> NewPackedRecompressor(const Plan& plan, const Geom
                                                     int64_t extent_bytes = kExtentBytesGoal);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLANS_MOSAICKV_PACKED_RECOMPRESSOR_H_

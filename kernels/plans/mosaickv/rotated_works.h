@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // RotatedWorks: items of an op over packed rows, which takes its queries rotated, and those
 // queries. Private to mosaickv.
-#ifndef KVSTRATA_KERNELS_PLANS_MOSAICKV_ROTATED_WORKS_H_
-#define KVSTRATA_KERNELS_PLANS_MOSAICKV_ROTATED_WORKS_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -76,5 +75,3 @@ using PackedAttends = RotatedWorks<AttendPackedWork, &PackedOps::attend_packed>;
 using PackedScores = RotatedWorks<ScorePackedWork, &PackedOps::score_packed>;
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLANS_MOSAICKV_ROTATED_WORKS_H_

@@ -5,8 +5,7 @@
 // cuda_packer.cc (those in a GPU's memory, where they lie, into an extent in that memory). One
 // test holds the second to the first (tests/cuda/segment_packer_cuda_test.cc).
 // Threads: any, several at once.
-#ifndef KVSTRATA_KERNELS_PLANS_MOSAICKV_SEGMENT_PACKER_H_
-#define KVSTRATA_KERNELS_PLANS_MOSAICKV_SEGMENT_PACKER_H_
+#pragma once
 
 #include <span>
 #include <vector>
@@ -84,5 +83,3 @@ const SegmentPacker& HostPacker();
 int64_t PackedBytesPerToken(const Geometry& geometry, const Plan& plan, const SegmentPlans& plans);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLANS_MOSAICKV_SEGMENT_PACKER_H_

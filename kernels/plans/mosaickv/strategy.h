@@ -5,8 +5,7 @@
 //
 // Threads: pure. Cost of a search: it rotates the rows once for the candidate that fits, and a
 // few thousand of them for each one that does not.
-#ifndef KVSTRATA_KERNELS_PLANS_MOSAICKV_STRATEGY_H_
-#define KVSTRATA_KERNELS_PLANS_MOSAICKV_STRATEGY_H_
+#pragma once
 
 #include <array>
 #include <cstdint>
@@ -40,5 +39,3 @@ inline constexpr std::array<int32_t, 3> kSearchedBlocks = {16, 8, 4};
 std::array<double, 3> BlockLosses(const PagedRows& rows, Run run);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLANS_MOSAICKV_STRATEGY_H_

@@ -6,8 +6,7 @@
 // reads each row twice, copies groups that an extent takes over. Memory: extents until they are
 // copied away, and 64 MiB of theirs for the next ones. Where the GPU has no room for that it packs
 // nothing for some seconds, and the host does.
-#ifndef KVSTRATA_KERNELS_PLANS_PLANES_CUDA_PLANES_PACKER_H_
-#define KVSTRATA_KERNELS_PLANS_PLANES_CUDA_PLANES_PACKER_H_
+#pragma once
 
 #include <chrono>
 #include <memory>
@@ -76,5 +75,3 @@ class CudaPlanesPacker final : public GpuPacker {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLANS_PLANES_CUDA_PLANES_PACKER_H_

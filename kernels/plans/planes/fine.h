@@ -3,8 +3,7 @@
 // by all of their planes is op attend_planes' to find, by the rule that is made of a plan here.
 //
 // Pure; any thread.
-#ifndef KVSTRATA_KERNELS_PLANS_PLANES_FINE_H_
-#define KVSTRATA_KERNELS_PLANS_PLANES_FINE_H_
+#pragma once
 
 #include <cstdint>
 
@@ -19,5 +18,3 @@ PlanesRule PlanesRuleOf(const Plan& plan);
 void SelectFine(const Plan& plan, int32_t n, Selection* out);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLANS_PLANES_FINE_H_

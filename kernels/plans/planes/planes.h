@@ -4,8 +4,7 @@
 // all of it is. While lower runs are on their way from a tier nothing is.
 //
 // Threads: immutable; any. Ownership: points into the extents. Cost of Parse: an extent each.
-#ifndef KVSTRATA_KERNELS_PLANS_PLANES_PLANES_H_
-#define KVSTRATA_KERNELS_PLANS_PLANES_PLANES_H_
+#pragma once
 
 #include <memory>
 #include <string_view>
@@ -48,5 +47,3 @@ Result<InspectArray> InspectPlanes(const SelectContext& context, std::string_vie
 CodecCost PlanesCost(const Plan& plan, const Geometry& geometry);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLANS_PLANES_PLANES_H_

@@ -10,8 +10,7 @@
 //
 // Where lower runs lie on a tier of their own, or may come later than upper ones, a kPlanes has
 // none, and a kLowerPlanes of the same tokens, with nothing else, follows it.
-#ifndef KVSTRATA_KERNELS_PLANS_PLANES_PLANES_LAYOUT_H_
-#define KVSTRATA_KERNELS_PLANS_PLANES_PLANES_LAYOUT_H_
+#pragma once
 
 #include <cstdint>
 #include <span>
@@ -71,5 +70,3 @@ PlanesInfo ReservePlanes(const Geometry& geometry, const PlanesFormat& format, i
                          const PlanesPart& part, ExtentWriter* writer);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLANS_PLANES_PLANES_LAYOUT_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Options of codec `planes` and of selector `fine` over it (docs/spec/planes.md, "Options").
 // Rows: planes_options.cc, fine.cc.
-#ifndef KVSTRATA_KERNELS_PLANS_PLANES_PLANES_OPTIONS_H_
-#define KVSTRATA_KERNELS_PLANS_PLANES_PLANES_OPTIONS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -33,5 +32,3 @@ struct PlanesOptions {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLANS_PLANES_PLANES_OPTIONS_H_

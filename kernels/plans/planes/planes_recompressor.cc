@@ -235,6 +235,7 @@ constinit const Codec kPlanesCodec = {
     .needs = kNeedPrefillDone,
     .whole_units = true,
     .drops_last = true,
+    .serves_prompts_on_gpu = true,
     .recompressor = [](const Plan& plan, const Geometry& geometry,
                        ParametersPtr) { return NewPlanesRecompressor(plan, geometry); },
     .rest_waits = [](const Plan& plan) { return plan.planes.open_on_upper; },

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The writing side of codec planes (docs/spec/planes.md, "Storage"). Private to planes.
-#ifndef KVSTRATA_KERNELS_PLANS_PLANES_PLANES_RECOMPRESSOR_H_
-#define KVSTRATA_KERNELS_PLANS_PLANES_PLANES_RECOMPRESSOR_H_
+#pragma once
 
 #include <memory>
 
@@ -15,5 +14,3 @@ std::unique_ptr<Recompressor> NewPlanesRecompressor(const Plan& plan, const Geom
                                                     int64_t extent_bytes = kExtentBytesGoal);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLANS_PLANES_PLANES_RECOMPRESSOR_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Options of selector `minmax` (Quest), in tokens. Rows: minmax.cc.
-#ifndef KVSTRATA_KERNELS_PLANS_QUEST_MINMAX_OPTIONS_H_
-#define KVSTRATA_KERNELS_PLANS_QUEST_MINMAX_OPTIONS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -20,5 +19,3 @@ struct MinMaxOptions {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLANS_QUEST_MINMAX_OPTIONS_H_

@@ -9,8 +9,7 @@
 // side is the Recompressor of codec.h.
 //
 // Threads: immutable after Parse. Ownership: points into the extents; valid as long as they are.
-#ifndef KVSTRATA_KERNELS_PLANS_SEKV_LOWRANK_H_
-#define KVSTRATA_KERNELS_PLANS_SEKV_LOWRANK_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -130,5 +129,3 @@ std::string MaxLossText(const Plan& plan, const Geometry& geometry, const SpanSt
 Result<InspectArray> InspectSpans(const SelectContext& context, std::string_view name);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLANS_SEKV_LOWRANK_H_

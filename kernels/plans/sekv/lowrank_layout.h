@@ -4,8 +4,7 @@
 //
 // Each begins with ExtentHeader and one of the structs below at byte 64; arrays follow, each at a
 // multiple of 64, and 64 zero bytes.
-#ifndef KVSTRATA_KERNELS_PLANS_SEKV_LOWRANK_LAYOUT_H_
-#define KVSTRATA_KERNELS_PLANS_SEKV_LOWRANK_LAYOUT_H_
+#pragma once
 
 #include <cstdint>
 
@@ -68,5 +67,3 @@ struct RawRowsInfo {
 static_assert(sizeof(RawRowsInfo) == 64);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLANS_SEKV_LOWRANK_LAYOUT_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Options of codec `lowrank` and its spans (docs/spec/sekv.md; alpha: ADR 14). Rows:
 // lowrank_options.cc.
-#ifndef KVSTRATA_KERNELS_PLANS_SEKV_LOWRANK_OPTIONS_H_
-#define KVSTRATA_KERNELS_PLANS_SEKV_LOWRANK_OPTIONS_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -22,5 +21,3 @@ struct LowRankOptions {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLANS_SEKV_LOWRANK_OPTIONS_H_

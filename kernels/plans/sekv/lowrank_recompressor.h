@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The writing side of codec lowrank (docs/spec/sekv.md). Private to sekv.
-#ifndef KVSTRATA_KERNELS_PLANS_SEKV_LOWRANK_RECOMPRESSOR_H_
-#define KVSTRATA_KERNELS_PLANS_SEKV_LOWRANK_RECOMPRESSOR_H_
+#pragma once
 
 #include <memory>
 
@@ -17,5 +16,3 @@ std::unique_ptr<Recompressor> NewSpanRecompressor(const Plan& plan, const Geomet
                                                   int64_t part_bytes = kExtentBytesGoal);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLANS_SEKV_LOWRANK_RECOMPRESSOR_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Makes the three extents of a range: coarse rows and routing, factors, raw rows. Private to
 // sekv.
-#ifndef KVSTRATA_KERNELS_PLANS_SEKV_LOWRANK_WRITER_H_
-#define KVSTRATA_KERNELS_PLANS_SEKV_LOWRANK_WRITER_H_
+#pragma once
 
 #include <vector>
 
@@ -29,5 +28,3 @@ Result<SpanExtents> WriteSpans(const RecompressInput& input, const Geometry& geo
                                const SpanRange& range);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLANS_SEKV_LOWRANK_WRITER_H_

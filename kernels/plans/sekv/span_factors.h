@@ -4,8 +4,7 @@
 // of the factors exceeds the plan's max_loss. Private to sekv.
 //
 // Threads: pure. Allocates scratch of the span's size.
-#ifndef KVSTRATA_KERNELS_PLANS_SEKV_SPAN_FACTORS_H_
-#define KVSTRATA_KERNELS_PLANS_SEKV_SPAN_FACTORS_H_
+#pragma once
 
 #include <span>
 #include <vector>
@@ -38,5 +37,3 @@ SpanForm CompressSpan(const SpanSource& source, const Plan& plan, const SpanPara
                       const Backend& backend);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLANS_SEKV_SPAN_FACTORS_H_

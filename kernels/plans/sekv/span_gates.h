@@ -4,8 +4,7 @@
 // sekv.
 //
 // Threads: pure.
-#ifndef KVSTRATA_KERNELS_PLANS_SEKV_SPAN_GATES_H_
-#define KVSTRATA_KERNELS_PLANS_SEKV_SPAN_GATES_H_
+#pragma once
 
 #include <cstdint>
 #include <span>
@@ -28,5 +27,3 @@ std::vector<double> SpanGates(std::span<const float> spectrum, std::span<const B
 int32_t SurelyKept(int32_t rank, std::span<const BF16> k_mean, const SpanParameters* parameters);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLANS_SEKV_SPAN_GATES_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Trained SeKV parameters (docs/spec/sekv.md, "Training"), from one safetensors file. Private to
 // sekv.
-#ifndef KVSTRATA_KERNELS_PLANS_SEKV_SPAN_PARAMETERS_H_
-#define KVSTRATA_KERNELS_PLANS_SEKV_SPAN_PARAMETERS_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -32,5 +31,3 @@ Result<SpanParameters> ParseSpanParameters(std::span<const std::byte> file, cons
                                            const Geometry& geometry, const Plan& plan);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLANS_SEKV_SPAN_PARAMETERS_H_

@@ -3,8 +3,7 @@
 // queries with the spans' mean keys. Private to sekv.
 //
 // Threads: one call at a time for an object.
-#ifndef KVSTRATA_KERNELS_PLANS_SEKV_SPAN_ROWS_H_
-#define KVSTRATA_KERNELS_PLANS_SEKV_SPAN_ROWS_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -36,5 +35,3 @@ void ScoreSpans(const SelectContext& context, int layer, int kv_head, const floa
 std::string WhyNoSpans(const Plan& plan, const SelectContext& context);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLANS_SEKV_SPAN_ROWS_H_

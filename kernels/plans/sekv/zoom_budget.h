@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the budget of selector zoom leaves for expansions (docs/spec/sekv.md 7), for its steps on
 // CPUs and on GPUs.
-#ifndef KVSTRATA_KERNELS_PLANS_SEKV_ZOOM_BUDGET_H_
-#define KVSTRATA_KERNELS_PLANS_SEKV_ZOOM_BUDGET_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -44,5 +43,3 @@ inline int64_t ZoomScoredBytes(const SpanStorage& spans, const Geometry& g) {
 }
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLANS_SEKV_ZOOM_BUDGET_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Options of selector `zoom` (docs/spec/sekv.md; rows_share: ADR 14). Rows of the table: zoom.cc.
-#ifndef KVSTRATA_KERNELS_PLANS_SEKV_ZOOM_OPTIONS_H_
-#define KVSTRATA_KERNELS_PLANS_SEKV_ZOOM_OPTIONS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -17,5 +16,3 @@ struct ZoomOptions {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLANS_SEKV_ZOOM_OPTIONS_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Options of selector `bucket` (docs/spec/sentencekv.md; budget, r, n_obs: paper; the others: its
 // code), in tokens. Rows: bucket.cc.
-#ifndef KVSTRATA_KERNELS_PLANS_SENTENCEKV_BUCKET_OPTIONS_H_
-#define KVSTRATA_KERNELS_PLANS_SENTENCEKV_BUCKET_OPTIONS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -20,5 +19,3 @@ struct BucketOptions {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLANS_SENTENCEKV_BUCKET_OPTIONS_H_

@@ -3,8 +3,7 @@
 // for its steps on CPUs (bucket.cc) and on GPUs (kernels/plans/sentencekv/gpu/cuda_bucket.cc).
 //
 // Pure; any thread.
-#ifndef KVSTRATA_KERNELS_PLANS_SENTENCEKV_BUCKET_RULE_H_
-#define KVSTRATA_KERNELS_PLANS_SENTENCEKV_BUCKET_RULE_H_
+#pragma once
 
 #include <algorithm>
 #include <cmath>
@@ -46,5 +45,3 @@ struct KeptOfPrompt {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLANS_SENTENCEKV_BUCKET_RULE_H_

@@ -10,8 +10,7 @@
 // Threads: as SequenceState. Cost: 2 * head_dim bytes of each bucket, layer and KV head: at most
 // 136 MB with Llama-3.1-8B and the preset's 2080 kept tokens, and 64 KB for each generated
 // sentence; of the prompt's queries 17 MB.
-#ifndef KVSTRATA_KERNELS_PLANS_SENTENCEKV_CUDA_SENTENCES_H_
-#define KVSTRATA_KERNELS_PLANS_SENTENCEKV_CUDA_SENTENCES_H_
+#pragma once
 
 #include <atomic>
 #include <memory>
@@ -84,5 +83,3 @@ struct CudaSentences final : CudaHistory {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLANS_SENTENCEKV_CUDA_SENTENCES_H_

@@ -3,8 +3,7 @@
 // the attention that they pay to the tokens before them. Private to sentencekv.
 //
 // Threads: one call at a time for an object.
-#ifndef KVSTRATA_KERNELS_PLANS_SENTENCEKV_IMPORTANCE_H_
-#define KVSTRATA_KERNELS_PLANS_SENTENCEKV_IMPORTANCE_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -58,5 +57,3 @@ std::vector<float> TokenImportance(const SelectContext& context, int layer, cons
                                    int32_t window, int32_t tokens, bool per_query_head);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLANS_SENTENCEKV_IMPORTANCE_H_

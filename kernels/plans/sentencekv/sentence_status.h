@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What selector bucket says of itself, for its steps on CPUs and on GPUs, which keep the prompt's
 // queries in different places. Private to the plan and to kernels/step.
-#ifndef KVSTRATA_KERNELS_PLANS_SENTENCEKV_SENTENCE_STATUS_H_
-#define KVSTRATA_KERNELS_PLANS_SENTENCEKV_SENTENCE_STATUS_H_
+#pragma once
 
 #include <string>
 
@@ -30,5 +29,3 @@ inline std::string SentenceStatus(const Plan& plan, const SelectContext& context
 }
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLANS_SENTENCEKV_SENTENCE_STATUS_H_

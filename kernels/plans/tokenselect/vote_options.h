@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Options of selector `vote` (docs/spec/tokenselect.md; defaults: paper), in tokens. Rows: vote.cc.
-#ifndef KVSTRATA_KERNELS_PLANS_TOKENSELECT_VOTE_OPTIONS_H_
-#define KVSTRATA_KERNELS_PLANS_TOKENSELECT_VOTE_OPTIONS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -20,5 +19,3 @@ struct VoteOptions {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLANS_TOKENSELECT_VOTE_OPTIONS_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Options of selector `window` (StreamingLLM): tokens that are always attended. Rows: window.cc.
-#ifndef KVSTRATA_KERNELS_PLANS_WINDOW_WINDOW_OPTIONS_H_
-#define KVSTRATA_KERNELS_PLANS_WINDOW_WINDOW_OPTIONS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -14,5 +13,3 @@ struct WindowOptions {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLANS_WINDOW_WINDOW_OPTIONS_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Inspect of a sequence whose steps run on a GPU: its reported series, index rows and what its
 // extents' descriptions hold. What its selector computes there is not read back.
-#ifndef KVSTRATA_KERNELS_STEP_GPU_CUDA_INSPECT_H_
-#define KVSTRATA_KERNELS_STEP_GPU_CUDA_INSPECT_H_
+#pragma once
 
 #include <string_view>
 
@@ -19,5 +18,3 @@ Result<InspectArray> InspectFromGpu(const SequenceState& state, SequenceView vie
                                     std::string_view name);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_STEP_GPU_CUDA_INSPECT_H_

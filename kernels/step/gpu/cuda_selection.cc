@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a CudaStep selected, read back for tools and tests.
-#include <algorithm>
 
 #include "kernels/step/gpu/cuda_step.h"
 #include "kernels/step/gpu/frame/cuda_codec.h"

@@ -12,8 +12,7 @@
 // Ownership: borrows the table of ops; outlives the step on the GPU. Threads: the step's; Read once
 // the GPU is done with the step. Cost: a full attention and one or two over what the plan attended
 // per layer; 8 bytes a layer, query head and channel on the GPU, and as much of page-locked memory.
-#ifndef KVSTRATA_KERNELS_STEP_GPU_CUDA_SHADOW_H_
-#define KVSTRATA_KERNELS_STEP_GPU_CUDA_SHADOW_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -91,5 +90,3 @@ class CudaShadow {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_STEP_GPU_CUDA_SHADOW_H_

@@ -50,8 +50,7 @@
 // (docs/spec/sentencekv.md 2); the Begin behind a prompt's end ranks its tokens, which takes the
 // GPU about as long as attending n_obs of them in full.
 // Threads: one call at a time for a step, its workspace and its states.
-#ifndef KVSTRATA_KERNELS_STEP_GPU_CUDA_STEP_H_
-#define KVSTRATA_KERNELS_STEP_GPU_CUDA_STEP_H_
+#pragma once
 
 #include <memory>
 #include <vector>
@@ -169,5 +168,3 @@ class CudaStep : public CudaFrame {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_STEP_GPU_CUDA_STEP_H_

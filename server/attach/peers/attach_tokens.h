@@ -9,8 +9,7 @@
 //
 // Thread-safety: any thread, one lock around a look at kMaxTokens records. Memory: kMaxTokens of a
 // user.
-#ifndef KVSTRATA_SERVER_ATTACH_PEERS_ATTACH_TOKENS_H_
-#define KVSTRATA_SERVER_ATTACH_PEERS_ATTACH_TOKENS_H_
+#pragma once
 
 #include <array>
 #include <chrono>
@@ -65,5 +64,3 @@ class AttachTokens {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_ATTACH_PEERS_ATTACH_TOKENS_H_

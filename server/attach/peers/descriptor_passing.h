@@ -11,8 +11,7 @@
 // Ownership: shared by the session's sink and the attach server; holds its own duplicate of the
 // socket, so a late Put never meets a reused descriptor number.
 // Thread-safety: any thread; one lock, after the store's, never around a call that blocks.
-#ifndef KVSTRATA_SERVER_ATTACH_PEERS_DESCRIPTOR_PASSING_H_
-#define KVSTRATA_SERVER_ATTACH_PEERS_DESCRIPTOR_PASSING_H_
+#pragma once
 
 #include <cstdint>
 #include <deque>
@@ -85,5 +84,3 @@ class DescriptorInbox {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_ATTACH_PEERS_DESCRIPTOR_PASSING_H_

@@ -3,8 +3,7 @@
 //
 // The pidfd becomes readable when the process is dead, which is what frees its memory; a peer
 // without one is refused. Thread-safety: any thread. Cost: three system calls.
-#ifndef KVSTRATA_SERVER_ATTACH_PEERS_PEER_H_
-#define KVSTRATA_SERVER_ATTACH_PEERS_PEER_H_
+#pragma once
 
 #include "base/status.h"
 #include "base/unique_fd.h"
@@ -25,5 +24,3 @@ Result<Peer> PeerOf(int socket);
 Result<PeerIdentity> IdentityOf(int socket);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_ATTACH_PEERS_PEER_H_

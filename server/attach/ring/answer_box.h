@@ -5,8 +5,7 @@
 // Ownership: shared with the callbacks that the store holds, so it may outlive the session.
 // Thread-safety: all methods, from any thread; Take and Serving are for who serves the session.
 // Locks: its own, a leaf.
-#ifndef KVSTRATA_SERVER_ATTACH_RING_ANSWER_BOX_H_
-#define KVSTRATA_SERVER_ATTACH_RING_ANSWER_BOX_H_
+#pragma once
 
 #include <atomic>
 #include <chrono>
@@ -93,5 +92,3 @@ class AnswerBox {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_ATTACH_RING_ANSWER_BOX_H_

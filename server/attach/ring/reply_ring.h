@@ -4,8 +4,7 @@
 // What the ring does not take waits here, in order. While more waits than a limit, the session
 // takes no more requests. Thread-safety: whoever serves the session. Cost: an answer that the ring
 // takes allocates nothing; a system call only if the client sleeps on it.
-#ifndef KVSTRATA_SERVER_ATTACH_RING_REPLY_RING_H_
-#define KVSTRATA_SERVER_ATTACH_RING_REPLY_RING_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -85,5 +84,3 @@ class ReplyRing {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_ATTACH_RING_REPLY_RING_H_

@@ -5,8 +5,7 @@
 // A handler checks sizes against what arrived, asks, and answers through RingState::replies; an
 // event has no answer, and leaves its error with its sequence. Whoever serves the session calls
 // them, one frame after the other. kDetach is RingSession's own: it ends the session.
-#ifndef KVSTRATA_SERVER_ATTACH_RING_RING_HANDLERS_H_
-#define KVSTRATA_SERVER_ATTACH_RING_RING_HANDLERS_H_
+#pragma once
 
 #include <algorithm>
 #include <chrono>
@@ -204,5 +203,3 @@ Malformed OnPlanText(RingState* state, const RingFrame& frame);
 void AnswerLookedUp(RingState* state, const LookupAnswer& answer);
 
 }  // namespace kvstrata::ring
-
-#endif  // KVSTRATA_SERVER_ATTACH_RING_RING_HANDLERS_H_

@@ -17,8 +17,7 @@
 // (kElsewhere): the loop lends the session to another thread for a quantum of its own, and its ring
 // is not looked at meanwhile, so that a session's frames are handled in their order and one that
 // asks for much waits for itself alone.
-#ifndef KVSTRATA_SERVER_ATTACH_RING_RING_SESSION_H_
-#define KVSTRATA_SERVER_ATTACH_RING_RING_SESSION_H_
+#pragma once
 
 #include <chrono>
 #include <cstddef>
@@ -124,5 +123,3 @@ class RingSession {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_ATTACH_RING_RING_SESSION_H_

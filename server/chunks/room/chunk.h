@@ -3,8 +3,7 @@
 //
 // `place` and `use` are the region's (chunk_region.h), the rest is the room's (chunk_room.h).
 // Thread-safety: the room's thread.
-#ifndef KVSTRATA_SERVER_CHUNKS_ROOM_CHUNK_H_
-#define KVSTRATA_SERVER_CHUNKS_ROOM_CHUNK_H_
+#pragma once
 
 #include <array>
 #include <cstddef>
@@ -127,5 +126,3 @@ struct ChunkNumbers {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_CHUNKS_ROOM_CHUNK_H_

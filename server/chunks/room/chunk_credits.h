@@ -12,8 +12,7 @@
 // older bytes.
 //
 // Thread-safety: none; the room's thread.
-#ifndef KVSTRATA_SERVER_CHUNKS_ROOM_CHUNK_CREDITS_H_
-#define KVSTRATA_SERVER_CHUNKS_ROOM_CHUNK_CREDITS_H_
+#pragma once
 
 #include <cstdint>
 #include <deque>
@@ -88,5 +87,3 @@ class ChunkCredits {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_CHUNKS_ROOM_CHUNK_CREDITS_H_

@@ -7,8 +7,7 @@
 // looked up below; what is found there is read once, for all leases that want it.
 //
 // Thread-safety: none; the room's thread. Cost: a hash and two look-ups a key.
-#ifndef KVSTRATA_SERVER_CHUNKS_ROOM_CHUNK_LEASES_H_
-#define KVSTRATA_SERVER_CHUNKS_ROOM_CHUNK_LEASES_H_
+#pragma once
 
 #include <cstdint>
 #include <map>
@@ -69,5 +68,3 @@ class ChunkLeases {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_CHUNKS_ROOM_CHUNK_LEASES_H_

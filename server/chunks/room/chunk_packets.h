@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Packets of a chunk socket (proto/chunk_messages.h), read and made: a head, and a list whose
 // length the head says. Pure functions; any thread.
-#ifndef KVSTRATA_SERVER_CHUNKS_ROOM_CHUNK_PACKETS_H_
-#define KVSTRATA_SERVER_CHUNKS_ROOM_CHUNK_PACKETS_H_
+#pragma once
 
 #include <algorithm>
 #include <cstddef>
@@ -67,5 +66,3 @@ void ForEachPart(std::span<const T> list, F&& each) {
 }
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_CHUNKS_ROOM_CHUNK_PACKETS_H_

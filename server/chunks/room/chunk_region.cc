@@ -237,28 +237,4 @@ Chunk* ChunkRegion::Take(uint64_t row_bytes, const std::function<void(Chunk*)>& 
   }
 }
 
-void ChunkRegion::Check() const {
-  std::vector<Slab> counted(slabs_.size());
-  for (const auto& [row_bytes, rows] : rows_) {
-    size_t free = 0, idle = 0;
-    for (const auto& [id, chunk] : rows.chunks) {
-      const auto [from, to] = SlabsOf(row_bytes, id);
-      KVS_CHECK(chunk.id == id && chunk.row_bytes == row_bytes && to <= slabs_.size());
-      for (size_t i = from; i < to; ++i) {
-        KVS_CHECK(slabs_[i].row_bytes == row_bytes);
-        counted[i].busy += chunk.place == Chunk::Place::kBusy;
-        counted[i].idle += chunk.place == Chunk::Place::kIdle;
-      }
-      free += chunk.place == Chunk::Place::kFree;
-      idle += chunk.place == Chunk::Place::kIdle;
-      KVS_CHECK(rows.free.contains(id) == (chunk.place == Chunk::Place::kFree));
-      KVS_CHECK(rows.idle.contains({chunk.use, id}) == (chunk.place == Chunk::Place::kIdle));
-    }
-    KVS_CHECK(free == rows.free.size() && idle == rows.idle.size());
-  }
-  for (size_t i = 0; i < slabs_.size(); ++i) {
-    KVS_CHECK(slabs_[i].busy == counted[i].busy && slabs_[i].idle == counted[i].idle);
-  }
-}
-
 }  // namespace kvstrata

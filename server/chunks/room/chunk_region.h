@@ -14,8 +14,7 @@
 // Ownership: chunks are the region's; a pointer to one is good while it is busy. `keep` owns the
 // memory for whoever still reads or writes it, and may outlive the region. Thread-safety: none.
 // Errors of Make: CHUNKS_MEMORY (RESOURCE_EXHAUSTED). Cost: Take is O(slabs + log chunks).
-#ifndef KVSTRATA_SERVER_CHUNKS_ROOM_CHUNK_REGION_H_
-#define KVSTRATA_SERVER_CHUNKS_ROOM_CHUNK_REGION_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -60,10 +59,8 @@ class ChunkRegion {
   // It may be evicted, in the order of chunk->use.
   void MakeIdle(Chunk* chunk);
 
-  // Proves what is counted against what there is; for tests.
-  void Check() const;
-
  private:
+  friend struct ChunkRoomTestPeer;
   struct Slab {
     uint64_t row_bytes = 0;  // 0: nobody's
     uint32_t busy = 0, idle = 0;
@@ -99,5 +96,3 @@ class ChunkRegion {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_CHUNKS_ROOM_CHUNK_REGION_H_

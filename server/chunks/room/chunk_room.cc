@@ -253,26 +253,4 @@ ChunkNumbers ChunkRoom::Numbers() const {
   return numbers;
 }
 
-void ChunkRoom::Check() const {
-  state_.region->Check();
-  std::map<const ChunkEngine*, uint64_t> credited;
-  const auto count = [&credited](const ChunkClaims& claims) {
-    credited[claims.engine] += claims.credits.size() * claims.scope.row_bytes;
-    uint64_t keys = 0;
-    for (const auto& [number, lease] : claims.leases) keys += lease.held.size() + lease.waits;
-    KVS_CHECK(keys == claims.keys);
-  };
-  for (const auto& [connection, claims] : claims_) count(*claims);
-  for (const Resting& resting : resting_) count(*resting.claims);
-  uint64_t credits = 0;
-  for (const auto& [name, engine] : engines_) {
-    KVS_CHECK(engine->credited_bytes == credited[engine.get()]);
-    credits += engine->credited_bytes;
-  }
-  KVS_CHECK(credits == state_.by_state[static_cast<size_t>(ChunkState::kCredited)].bytes);
-  for (const auto& [key, entry] : state_.index) {
-    KVS_CHECK(entry.chunk == nullptr || entry.chunk->key == key);
-  }
-}
-
 }  // namespace kvstrata

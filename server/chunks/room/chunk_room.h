@@ -14,8 +14,7 @@
 //
 // Thread-safety: none; one thread. Errors: of Make CHUNKS_MEMORY, of Join CHUNK_ROW, of OnPacket
 // CHUNK_PACKET, behind which the caller ends the connection. Cost of a packet: see the parts.
-#ifndef KVSTRATA_SERVER_CHUNKS_ROOM_CHUNK_ROOM_H_
-#define KVSTRATA_SERVER_CHUNKS_ROOM_CHUNK_ROOM_H_
+#pragma once
 
 #include <cstdint>
 #include <list>
@@ -91,10 +90,9 @@ class ChunkRoom {
 
   // All of it but `counters` and `capacity_bytes`.
   ChunkNumbers Numbers() const;
-  // Proves its counts; for tests.
-  void Check() const;
 
  private:
+  friend struct ChunkRoomTestPeer;
   struct Member {
     ChunkPeer peer;
     ChunkEngine* engine = nullptr;
@@ -132,5 +130,3 @@ class ChunkRoom {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_CHUNKS_ROOM_CHUNK_ROOM_H_

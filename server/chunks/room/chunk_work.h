@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the room has done by others: sums of chunks, and what tiers below know, read and write.
 // Values; whoever does it tells the room what came of it (chunk_room.h).
-#ifndef KVSTRATA_SERVER_CHUNKS_ROOM_CHUNK_WORK_H_
-#define KVSTRATA_SERVER_CHUNKS_ROOM_CHUNK_WORK_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -90,5 +89,3 @@ class ChunkInbox {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_CHUNKS_ROOM_CHUNK_WORK_H_

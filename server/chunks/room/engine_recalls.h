@@ -8,8 +8,7 @@
 // Memory: at most kMostRecalledLayers rows an engine that is connected. Thread-safety: any thread,
 // by a lock of its own that nobody waits under. Cost: of Add a look-up and its layers, of the
 // others a copy.
-#ifndef KVSTRATA_SERVER_CHUNKS_ROOM_ENGINE_RECALLS_H_
-#define KVSTRATA_SERVER_CHUNKS_ROOM_ENGINE_RECALLS_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -76,5 +75,3 @@ class EngineRecalls {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_CHUNKS_ROOM_ENGINE_RECALLS_H_

@@ -3,8 +3,7 @@
 // waits for them, what is counted, and what goes out.
 //
 // Thread-safety: none; the room's thread. For the files of the room alone.
-#ifndef KVSTRATA_SERVER_CHUNKS_ROOM_ROOM_STATE_H_
-#define KVSTRATA_SERVER_CHUNKS_ROOM_ROOM_STATE_H_
+#pragma once
 
 #include <array>
 #include <cstdint>
@@ -116,5 +115,3 @@ struct RoomState {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_CHUNKS_ROOM_ROOM_STATE_H_

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "server/rpc/calls/copy_fields.h"
 #include "server/telemetry/log.h"
 #include "server/work/tiers/lost_value_log.h"
 #include "server/work/tiers/pin_records.h"
@@ -111,32 +112,16 @@ DiskInfo LocalTier::Info() const {
   info.path = directory_;
   info.queue = stats.queue;
   info.degraded = stats.degraded.message();
-  info.direct = stats.direct;
-  info.breaker_open = stats.breaker_open;
-  info.capacity_bytes = stats.capacity_bytes;
-  info.used_bytes = stats.used_bytes;
-  info.entries = stats.entries;
-  info.waiting = counters.waiting;
-  info.written = counters.written;
+  KVS_ASSIGN_FIELDS(info, stats, direct, breaker_open, capacity_bytes, used_bytes, entries, corrupt,
+                    io_errors, deadlines, stopped_segments, last_error, last_error_time_us,
+                    left_alone_since_us, retry);
+  KVS_ASSIGN_FIELDS(info, counters, waiting, written, gone, failed, read, late_loads, refused_loads,
+                    refused);
   info.dropped = counters.dropped();
-  info.gone = counters.gone;
-  info.failed = counters.failed;
   info.evicted = values.evicted;
-  info.read = counters.read;
-  info.late_loads = counters.late_loads;
-  info.refused_loads = counters.refused_loads;
-  info.corrupt = stats.corrupt;
-  info.io_errors = stats.io_errors;
-  info.deadlines = stats.deadlines;
-  info.stopped_segments = stats.stopped_segments;
-  info.last_error = stats.last_error;
-  info.last_error_time_us = stats.last_error_time_us;
-  info.left_alone_since_us = stats.left_alone_since_us;
-  info.retry = stats.retry;
   info.sick = !values.illness.empty();
   info.draining = row_->writer().queue().draining();
   info.drained = row_->writer().queue().drained();
-  info.refused = counters.refused;
   return info;
 }
 

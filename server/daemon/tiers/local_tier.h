@@ -6,8 +6,7 @@
 // Ownership: borrows the store, which outlives it. Thread-safety: one thread makes, uses, stops and
 // destroys it; the rest from any thread between Use and the end. Errors of Open: those of
 // DiskTier::Open.
-#ifndef KVSTRATA_SERVER_DAEMON_TIERS_LOCAL_TIER_H_
-#define KVSTRATA_SERVER_DAEMON_TIERS_LOCAL_TIER_H_
+#pragma once
 
 #include <chrono>
 #include <memory>
@@ -59,5 +58,3 @@ class LocalTier {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_DAEMON_TIERS_LOCAL_TIER_H_

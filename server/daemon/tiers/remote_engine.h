@@ -3,8 +3,7 @@
 // which servers it has, and what is told of them. One file each, listed in config/remote_engines.h.
 //
 // Thread-safety: all methods, from any thread. Blocking: Ping, until its deadline at most.
-#ifndef KVSTRATA_SERVER_DAEMON_TIERS_REMOTE_ENGINE_H_
-#define KVSTRATA_SERVER_DAEMON_TIERS_REMOTE_ENGINE_H_
+#pragma once
 
 #include <memory>
 #include <string>
@@ -44,5 +43,3 @@ class RemoteEngine {
 RedisTierOptions RedisOptionsOf(const RemoteConfig& config);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_DAEMON_TIERS_REMOTE_ENGINE_H_

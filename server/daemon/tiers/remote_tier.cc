@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "server/config/remote_engines.h"
+#include "server/rpc/calls/copy_fields.h"
 #include "server/sockets/unix_listener.h"
 #include "server/telemetry/log.h"
 #include "server/tier/blocking_calls.h"
@@ -150,29 +151,12 @@ RemoteInfo RemoteTier::Info() const {
   info.secret_fingerprint = secret_fingerprint_;
   info.write = NameOf(write_);
   info.shards = engine_->Shards();
-  info.searches = c.searches;
-  info.searched = c.searched;
-  info.found = c.found;
-  info.late_searches = c.late_searches;
-  info.known_misses = c.known_misses;
-  info.not_worth = c.not_worth;
-  info.refused_searches = c.refused_searches;
-  info.read = c.read;
-  info.missed = c.missed;
-  info.late_loads = c.late_loads;
-  info.refused_loads = c.refused_loads;
-  info.over_rate = c.over_rate;
-  info.bytes_per_second = static_cast<uint64_t>(row_->bytes_per_second());
-  info.waiting = c.waiting;
-  info.waiting_bytes = c.waiting_bytes;
-  info.written = c.written;
-  info.written_bytes = c.written_bytes;
-  info.dropped_full = c.dropped_full;
-  info.dropped_rate = c.dropped_rate;
+  KVS_ASSIGN_FIELDS(info, c, searches, searched, found, late_searches, known_misses, not_worth,
+                    refused_searches, read, missed, late_loads, refused_loads, over_rate, waiting,
+                    waiting_bytes, written, written_bytes, dropped_full, dropped_rate, dropped_stop,
+                    gone, failed);
   info.dropped_local = c.dropped_above;
-  info.dropped_stop = c.dropped_stop;
-  info.gone = c.gone;
-  info.failed = c.failed;
+  info.bytes_per_second = static_cast<uint64_t>(row_->bytes_per_second());
   for (const auto& [user, opens] : c.over_read_rates) info.over_rates[user].opens = opens;
   for (const auto& [user, values] : c.over_write_rates) {
     info.over_rates[user].values = values;

@@ -6,8 +6,7 @@
 // Purge and Configure from any thread between Use and the end. Errors of Open: REMOTE_SECRET
 // (server/tier/remote/remote_secret.h) and those of the engine
 // (server/daemon/tiers/remote_engine.h).
-#ifndef KVSTRATA_SERVER_DAEMON_TIERS_REMOTE_TIER_H_
-#define KVSTRATA_SERVER_DAEMON_TIERS_REMOTE_TIER_H_
+#pragma once
 
 #include <atomic>
 #include <memory>
@@ -60,5 +59,3 @@ class RemoteTier {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_DAEMON_TIERS_REMOTE_TIER_H_

@@ -130,9 +130,7 @@ void Write(const PinInfo& p, v1::PinnedPrefix* out) {
   out->set_pages(static_cast<uint32_t>(p.pin.pages.size()));
   out->set_index_blocks(static_cast<uint32_t>(p.pin.index_blocks.size()));
   out->set_bytes(p.pin.bytes);
-  out->set_device_pages(p.device_pages);
-  out->set_host_pages(p.host_pages);
-  out->set_disk_pages(p.disk_pages);
+  KVS_COPY_FIELDS(out, p, device_pages, host_pages, disk_pages);
   out->set_ttl_left_us(static_cast<uint64_t>(p.ttl_left.count()));
 }
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the store and the daemon tell an operator, as messages of kvstrata.v1.Admin. Pure functions.
-#ifndef KVSTRATA_SERVER_RPC_ADMIN_ADMIN_MESSAGES_H_
-#define KVSTRATA_SERVER_RPC_ADMIN_ADMIN_MESSAGES_H_
+#pragma once
 
 #include <map>
 #include <string>
@@ -70,5 +69,3 @@ void Write(const ValueInfo& value, v1::Value* out);
 void Write(const std::string& key, const ValueVerdict& verdict, v1::ValueVerdict* out);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_RPC_ADMIN_ADMIN_MESSAGES_H_

@@ -152,9 +152,7 @@ UnaryReactor* AdminService::Move(CallContext* call, const v1::MoveRequest* reque
   return context_->AsAdminInQueue(call, [this, request, response, to]() -> Status {
     KVS_ASSIGN_OR_RETURN(const MoveResult moved,
                          context_->store().moves().Move(request->sequence(), to));
-    response->set_pages(moved.pages);
-    response->set_bytes(moved.bytes);
-    response->set_version(moved.version);
+    KVS_COPY_FIELDS(response, moved, pages, bytes, version);
     return OkStatus();
   });
 }

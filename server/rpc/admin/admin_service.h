@@ -4,8 +4,7 @@
 //
 // Threads: gRPC's; moves, evictions and audits run on work threads. Errors: those of the store;
 // UNIMPLEMENTED for a call that GrpcOptions leaves out (ValueCalls).
-#ifndef KVSTRATA_SERVER_RPC_ADMIN_ADMIN_SERVICE_H_
-#define KVSTRATA_SERVER_RPC_ADMIN_ADMIN_SERVICE_H_
+#pragma once
 
 #include "kvstrata/v1/admin.grpc.pb.h"
 #include "server/rpc/calls/service_context.h"
@@ -89,5 +88,3 @@ class AdminService final : public v1::Admin::CallbackService {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_RPC_ADMIN_ADMIN_SERVICE_H_

@@ -12,8 +12,7 @@
 // such call.
 //
 // Owned by the server that they are given to. Threads: gRPC's. Cost: two looks at the clock.
-#ifndef KVSTRATA_SERVER_RPC_CALLS_CALL_RECORDS_H_
-#define KVSTRATA_SERVER_RPC_CALLS_CALL_RECORDS_H_
+#pragma once
 
 #include <grpcpp/support/server_interceptor.h>
 
@@ -30,5 +29,3 @@ std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterfac
 CallInterceptors(uint32_t uid, UserProcess process);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_RPC_CALLS_CALL_RECORDS_H_

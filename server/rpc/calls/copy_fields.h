@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// KVS_COPY_FIELDS: from a struct into a message, fields that are called the same in both.
-#ifndef KVSTRATA_SERVER_RPC_CALLS_COPY_FIELDS_H_
-#define KVSTRATA_SERVER_RPC_CALLS_COPY_FIELDS_H_
+// From a struct into a message, or into another struct, fields that are called the same in both.
+#pragma once
 
 #include <boost/preprocessor/cat.hpp>
 #include <boost/preprocessor/seq/for_each.hpp>
@@ -17,4 +16,11 @@
     BOOST_PP_SEQ_FOR_EACH(KVS_COPY_FIELD, (to, from), BOOST_PP_VARIADIC_TO_SEQ(__VA_ARGS__)) \
   } while (false)
 
-#endif  // KVSTRATA_SERVER_RPC_CALLS_COPY_FIELDS_H_
+#define KVS_ASSIGN_FIELD(r, names, field) \
+  BOOST_PP_TUPLE_ELEM(0, names).field = BOOST_PP_TUPLE_ELEM(1, names).field;
+
+// to.a = from.a; to.b = from.b; ... for each field behind `from`; at most 64.
+#define KVS_ASSIGN_FIELDS(to, from, ...)                                                       \
+  do {                                                                                         \
+    BOOST_PP_SEQ_FOR_EACH(KVS_ASSIGN_FIELD, (to, from), BOOST_PP_VARIADIC_TO_SEQ(__VA_ARGS__)) \
+  } while (false)

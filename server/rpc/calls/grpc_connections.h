@@ -10,8 +10,7 @@
 // closes them, because descriptors may wait in a connection (unix_listener.h); it outlives this.
 // Threads: one at a time; fd() may be polled meanwhile. Cost: one descriptor and 48 bytes of kernel
 // memory or so a connection; Add is a few system calls.
-#ifndef KVSTRATA_SERVER_RPC_CALLS_GRPC_CONNECTIONS_H_
-#define KVSTRATA_SERVER_RPC_CALLS_GRPC_CONNECTIONS_H_
+#pragma once
 
 #include <atomic>
 #include <chrono>
@@ -83,5 +82,3 @@ class GrpcConnections {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_RPC_CALLS_GRPC_CONNECTIONS_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the gRPC library does on its own and the daemon does not let it: logs and threads.
-#ifndef KVSTRATA_SERVER_RPC_CALLS_GRPC_LIBRARY_H_
-#define KVSTRATA_SERVER_RPC_CALLS_GRPC_LIBRARY_H_
+#pragma once
 
 #include <grpcpp/grpcpp.h>
 
@@ -26,5 +25,3 @@ class WithoutThreads final : public grpc::ServerBuilderOption {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_RPC_CALLS_GRPC_LIBRARY_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // GrpcOptions: what the gRPC services are given of the daemon (grpc_server.h), and what its parts
 // tell them. Plain values; what is called says from which thread.
-#ifndef KVSTRATA_SERVER_RPC_CALLS_GRPC_OPTIONS_H_
-#define KVSTRATA_SERVER_RPC_CALLS_GRPC_OPTIONS_H_
+#pragma once
 
 #include <chrono>
 #include <cstdint>
@@ -191,5 +190,3 @@ struct GrpcOptions {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_RPC_CALLS_GRPC_OPTIONS_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What Control.Lookup and Admin.LookupPrefix share: page keys in, a hit out. Pure functions.
-#ifndef KVSTRATA_SERVER_RPC_CALLS_PREFIX_MESSAGES_H_
-#define KVSTRATA_SERVER_RPC_CALLS_PREFIX_MESSAGES_H_
+#pragma once
 
 #include <string>
 #include <vector>
@@ -43,5 +42,3 @@ LookupPlan ReadLookupPlan(const Request& request) {
 void Write(const PrefixHit& hit, bool by_page, v1::LookupResponse* out);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_RPC_CALLS_PREFIX_MESSAGES_H_

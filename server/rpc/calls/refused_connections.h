@@ -12,8 +12,7 @@
 // no descriptors can wait in them, at once: a flood would hold more and more of ours. Threads: one
 // at a time; fd() may be polled meanwhile. Nothing blocks. Cost: a few system calls each; Serve
 // reads at most 16 KiB of each connection.
-#ifndef KVSTRATA_SERVER_RPC_CALLS_REFUSED_CONNECTIONS_H_
-#define KVSTRATA_SERVER_RPC_CALLS_REFUSED_CONNECTIONS_H_
+#pragma once
 
 #include <array>
 #include <chrono>
@@ -74,5 +73,3 @@ class RefusedConnections {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_RPC_CALLS_REFUSED_CONNECTIONS_H_

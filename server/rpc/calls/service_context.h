@@ -5,8 +5,7 @@
 // One per user (grpc_server.h says why), made before its gRPC server and outliving it.
 // Ownership: borrows the options' parts; shares sessions with the streams that hold them.
 // Threads: all methods from any thread; one short lock. Cost: a call is one hop to a work thread.
-#ifndef KVSTRATA_SERVER_RPC_CALLS_SERVICE_CONTEXT_H_
-#define KVSTRATA_SERVER_RPC_CALLS_SERVICE_CONTEXT_H_
+#pragma once
 
 #include <grpcpp/grpcpp.h>
 
@@ -234,5 +233,3 @@ inline std::shared_ptr<RequestSpan> TracedCall(const grpc::CallbackServerContext
 }
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_RPC_CALLS_SERVICE_CONTEXT_H_

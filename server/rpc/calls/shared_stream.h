@@ -5,8 +5,7 @@
 //
 // Ownership: a stream owns itself until gRPC is done with it; whoever tells it something holds a
 // share. Threads: any.
-#ifndef KVSTRATA_SERVER_RPC_CALLS_SHARED_STREAM_H_
-#define KVSTRATA_SERVER_RPC_CALLS_SHARED_STREAM_H_
+#pragma once
 
 #include <grpcpp/alarm.h>
 
@@ -112,5 +111,3 @@ class ProgressStream : public SharedStream<Stream, Request, Response> {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_RPC_CALLS_SHARED_STREAM_H_

@@ -58,9 +58,7 @@ Result<Rows> ReadTensor(std::string_view field, const v1::TensorRef& tensor,
 // Makes `out` a tensor of that shape, with room inside; the rows to write are in it.
 MutableRows MakeTensor(const TensorShape& shape, DType dtype, v1::TensorRef* out) {
   out->set_dtype(static_cast<v1::DType>(dtype));
-  out->set_tokens(shape.tokens);
-  out->set_heads(shape.heads);
-  out->set_head_dim(shape.head_dim);
+  KVS_COPY_FIELDS(out, shape, tokens, heads, head_dim);
   const int64_t row = shape.head_dim * SizeOf(dtype);
   std::string* bytes = out->mutable_inline_();
   bytes->resize(static_cast<size_t>(shape.tokens) * shape.heads * row);

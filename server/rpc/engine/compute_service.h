@@ -4,8 +4,7 @@
 //
 // Threads: gRPC's; every call runs on its session's strand on a work thread. Tensors are read where
 // the message has them and written where the answer has them. Errors: as compute.proto says.
-#ifndef KVSTRATA_SERVER_RPC_ENGINE_COMPUTE_SERVICE_H_
-#define KVSTRATA_SERVER_RPC_ENGINE_COMPUTE_SERVICE_H_
+#pragma once
 
 #include "kvstrata/v1/compute.grpc.pb.h"
 #include "server/rpc/calls/service_context.h"
@@ -47,5 +46,3 @@ class ComputeService final : public v1::Compute::CallbackService {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_RPC_ENGINE_COMPUTE_SERVICE_H_

@@ -2,8 +2,7 @@
 // ControlService: kvstrata.v1.Control over the store and this user's remote sessions.
 //
 // Threads: gRPC's; what a session does runs on its strand. Errors: those of the store.
-#ifndef KVSTRATA_SERVER_RPC_ENGINE_CONTROL_SERVICE_H_
-#define KVSTRATA_SERVER_RPC_ENGINE_CONTROL_SERVICE_H_
+#pragma once
 
 #include "kvstrata/v1/control.grpc.pb.h"
 #include "server/rpc/calls/service_context.h"
@@ -56,5 +55,3 @@ class ControlService final : public v1::Control::CallbackService {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_RPC_ENGINE_CONTROL_SERVICE_H_

@@ -4,8 +4,7 @@
 //
 // Ownership: a stream owns itself until gRPC is done with it; SessionStreams keeps a share so that
 // EndAll can reach it. Threads: any.
-#ifndef KVSTRATA_SERVER_RPC_ENGINE_SESSION_STREAM_H_
-#define KVSTRATA_SERVER_RPC_ENGINE_SESSION_STREAM_H_
+#pragma once
 
 #include <atomic>
 #include <memory>
@@ -69,5 +68,3 @@ class SessionStream : public grpc::ServerWriteReactor<v1::OpenSessionResponse> {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_RPC_ENGINE_SESSION_STREAM_H_

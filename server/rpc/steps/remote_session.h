@@ -10,8 +10,7 @@
 // calls of the store. Errors: SEQUENCE_UNKNOWN, STEP_UNKNOWN (NOT_FOUND), SEQUENCE_BUSY
 // (FAILED_PRECONDITION: in an open step), those of the store, and those that a method names. What
 // fails changes nothing.
-#ifndef KVSTRATA_SERVER_RPC_STEPS_REMOTE_SESSION_H_
-#define KVSTRATA_SERVER_RPC_STEPS_REMOTE_SESSION_H_
+#pragma once
 
 #include <map>
 #include <memory>
@@ -161,5 +160,3 @@ class RemoteSession {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_RPC_STEPS_REMOTE_SESSION_H_

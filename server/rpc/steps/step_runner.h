@@ -7,8 +7,7 @@
 // for what they ask for, at most as long as a method says.
 // Errors on a GPU, besides those that a method names: CUDA_ERROR, GPU_MEMORY; DEADLINE_EXCEEDED
 // GPU_STUCK, the call may be made again; UNAVAILABLE DEVICE_FAILED, the GPU is lost to the daemon.
-#ifndef KVSTRATA_SERVER_RPC_STEPS_STEP_RUNNER_H_
-#define KVSTRATA_SERVER_RPC_STEPS_STEP_RUNNER_H_
+#pragma once
 
 #include <chrono>
 #include <functional>
@@ -112,5 +111,3 @@ std::unique_ptr<StepDevice> NewGpuSteps(const cuda::CudaOps* ops, int gpu, Store
                                         std::chrono::milliseconds patience);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_RPC_STEPS_STEP_RUNNER_H_

@@ -10,8 +10,7 @@
 // Threads: all methods from any thread; each of the queue's has its name and a heartbeat
 // (thread_top.h), a task being an iteration. Cost: a task is one allocation and at most one
 // wake-up.
-#ifndef KVSTRATA_SERVER_RPC_STEPS_WORK_QUEUE_H_
-#define KVSTRATA_SERVER_RPC_STEPS_WORK_QUEUE_H_
+#pragma once
 
 #include <condition_variable>
 #include <cstdint>
@@ -73,5 +72,3 @@ class Strand : public std::enable_shared_from_this<Strand> {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_RPC_STEPS_WORK_QUEUE_H_

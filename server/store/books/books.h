@@ -4,8 +4,7 @@
 //
 // Ownership: the store's, for as long as it lives; owners keep a reference. Thread-safety: `memory`
 // has locks of its own; all else is guarded by `mu` (store_lock.h).
-#ifndef KVSTRATA_SERVER_STORE_BOOKS_BOOKS_H_
-#define KVSTRATA_SERVER_STORE_BOOKS_BOOKS_H_
+#pragma once
 
 #include <condition_variable>
 #include <cstdint>
@@ -215,5 +214,3 @@ inline Limit LimitOf(PoolId pool) {
 bool MayAdopt(const Taker& taker, const Arena& arena);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_BOOKS_BOOKS_H_

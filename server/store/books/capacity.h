@@ -3,8 +3,7 @@
 // of a plan's index beside them, fit in some memory.
 //
 // Values and pure functions; any thread. Cost: TokenFit bisects, some 40 additions.
-#ifndef KVSTRATA_SERVER_STORE_BOOKS_CAPACITY_H_
-#define KVSTRATA_SERVER_STORE_BOOKS_CAPACITY_H_
+#pragma once
 
 #include <cstdint>
 #include <limits>
@@ -65,5 +64,3 @@ class TokenFit {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_BOOKS_CAPACITY_H_

@@ -4,8 +4,7 @@
 // (PageReferences::DropLost), and who has pages there is told. Host and disk go on.
 //
 // Thread-safety: methods that say so are called under the store's lock, all others from any thread.
-#ifndef KVSTRATA_SERVER_STORE_BOOKS_DEVICES_H_
-#define KVSTRATA_SERVER_STORE_BOOKS_DEVICES_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -48,5 +47,3 @@ class Devices {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_BOOKS_DEVICES_H_

@@ -5,8 +5,7 @@
 // Thread-safety: all methods, from any thread; not under the store's lock, because a codec's
 // parameters may have to be read. Errors: PLAN_* (kernels/plan/plan.h), PARAMETERS_*
 // (parameters.h).
-#ifndef KVSTRATA_SERVER_STORE_BOOKS_PLANS_H_
-#define KVSTRATA_SERVER_STORE_BOOKS_PLANS_H_
+#pragma once
 
 #include <map>
 #include <optional>
@@ -53,5 +52,3 @@ class Plans {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_BOOKS_PLANS_H_

@@ -9,8 +9,7 @@
 // Ownership: unmaps both segments when destroyed. Thread-safety: the store's lock; what clients
 // read or write is atomic. Cost: memory is touched when used; making one costs some ten system
 // calls.
-#ifndef KVSTRATA_SERVER_STORE_BOOKS_SEGMENTS_H_
-#define KVSTRATA_SERVER_STORE_BOOKS_SEGMENTS_H_
+#pragma once
 
 #include <boost/interprocess/indexes/null_index.hpp>
 #include <boost/interprocess/managed_external_buffer.hpp>
@@ -89,5 +88,3 @@ class SessionMemory {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_BOOKS_SEGMENTS_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the store keeps of a session, a tenant, a model and a sequence. Plain records: the functions
 // over them are the owners' (store.h), their guard is the store's lock.
-#ifndef KVSTRATA_SERVER_STORE_BOOKS_SEQUENCE_H_
-#define KVSTRATA_SERVER_STORE_BOOKS_SEQUENCE_H_
+#pragma once
 
 #include <algorithm>
 #include <atomic>
@@ -261,5 +260,3 @@ struct Session {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_BOOKS_SEQUENCE_H_

@@ -5,8 +5,7 @@
 // Ownership: a job's hold keeps what it reads, until LetGo or Copy; fresh pages are their caller's
 // until Discard. Thread-safety: methods that say so are called under the store's lock, all others
 // without it, from any thread. Cost: of copies.
-#ifndef KVSTRATA_SERVER_STORE_CODECS_BUILD_PAGES_H_
-#define KVSTRATA_SERVER_STORE_CODECS_BUILD_PAGES_H_
+#pragma once
 
 #include <cstddef>
 #include <functional>
@@ -78,5 +77,3 @@ class BuildPages {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_CODECS_BUILD_PAGES_H_

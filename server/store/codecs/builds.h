@@ -11,8 +11,7 @@
 // and a look at the sequence; of a piece, the copies that its methods name. Errors of requests:
 // SEQUENCE_UNKNOWN, DEVICE_FAILED, UNAVAILABLE WORK_STOPPED (no workers), and those that a method
 // names.
-#ifndef KVSTRATA_SERVER_STORE_CODECS_BUILDS_H_
-#define KVSTRATA_SERVER_STORE_CODECS_BUILDS_H_
+#pragma once
 
 #include <atomic>
 #include <chrono>
@@ -141,5 +140,3 @@ class Builds {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_CODECS_BUILDS_H_

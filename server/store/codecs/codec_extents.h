@@ -5,8 +5,7 @@
 // Ownership: a hold refers to fresh pages until DropFresh; whoever publishes them takes references
 // of its own. An artefact has one reference to each of its extents. Thread-safety: methods that say
 // so are called under the store's lock, all others without it, from any thread. Cost: of copies.
-#ifndef KVSTRATA_SERVER_STORE_CODECS_CODEC_EXTENTS_H_
-#define KVSTRATA_SERVER_STORE_CODECS_CODEC_EXTENTS_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -81,5 +80,3 @@ class CodecExtents {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_CODECS_CODEC_EXTENTS_H_

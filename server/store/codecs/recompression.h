@@ -5,8 +5,7 @@
 // Ownership: borrows the sink. Thread-safety: methods that say so are called under the store's
 // lock, all others from any thread; the sink's are called under it. Cost: a look at the sequence,
 // but for what copies.
-#ifndef KVSTRATA_SERVER_STORE_CODECS_RECOMPRESSION_H_
-#define KVSTRATA_SERVER_STORE_CODECS_RECOMPRESSION_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -95,5 +94,3 @@ class Recompression {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_CODECS_RECOMPRESSION_H_

@@ -7,8 +7,7 @@
 // Work and SetSink look at all sequences.
 // Errors: SEQUENCE_UNKNOWN, DEVICE_FAILED, UNAVAILABLE WORK_STOPPED (no workers), and those that a
 // method names.
-#ifndef KVSTRATA_SERVER_STORE_CODECS_WORK_REQUESTS_H_
-#define KVSTRATA_SERVER_STORE_CODECS_WORK_REQUESTS_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -66,5 +65,3 @@ class WorkRequests {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_CODECS_WORK_REQUESTS_H_

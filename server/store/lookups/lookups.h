@@ -5,8 +5,7 @@
 // Thread-safety: all methods, from any thread. Cost: hashing (prefix_key.h) and a hash look-up or
 // two a page; the lock is held for 256 pages at a time. Errors: SESSION_UNKNOWN, MODEL_UNKNOWN, and
 // those that a method names.
-#ifndef KVSTRATA_SERVER_STORE_LOOKUPS_LOOKUPS_H_
-#define KVSTRATA_SERVER_STORE_LOOKUPS_LOOKUPS_H_
+#pragma once
 
 #include <cstdint>
 #include <span>
@@ -83,5 +82,3 @@ class Lookups {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_LOOKUPS_LOOKUPS_H_

@@ -10,8 +10,7 @@
 // pages for them are taken before.
 // Thread-safety: methods that say so are called under the store's lock, all others without it, from
 // any thread. Cost: of copies; the tier reads.
-#ifndef KVSTRATA_SERVER_STORE_LOOKUPS_PREFIX_LOADS_H_
-#define KVSTRATA_SERVER_STORE_LOOKUPS_PREFIX_LOADS_H_
+#pragma once
 
 #include <chrono>
 #include <cstddef>
@@ -102,5 +101,3 @@ class PrefixLoads {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_LOOKUPS_PREFIX_LOADS_H_

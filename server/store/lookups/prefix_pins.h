@@ -4,8 +4,7 @@
 // Ownership: pins are the daemon's. Thread-safety: all methods, from any thread; the tier below is
 // told outside of the lock. Cost: a look-up for each page; what makes or ends a pin waits for the
 // disk, where there is one.
-#ifndef KVSTRATA_SERVER_STORE_LOOKUPS_PREFIX_PINS_H_
-#define KVSTRATA_SERVER_STORE_LOOKUPS_PREFIX_PINS_H_
+#pragma once
 
 #include <chrono>
 #include <cstdint>
@@ -73,5 +72,3 @@ class PrefixPins {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_LOOKUPS_PREFIX_PINS_H_

@@ -5,8 +5,7 @@
 //
 // Thread-safety: methods that say so are called under the store's lock, all others without it, from
 // any thread. Cost: of copies.
-#ifndef KVSTRATA_SERVER_STORE_LOOKUPS_REPLICATION_H_
-#define KVSTRATA_SERVER_STORE_LOOKUPS_REPLICATION_H_
+#pragma once
 
 #include <functional>
 #include <vector>
@@ -62,5 +61,3 @@ class Replication {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_LOOKUPS_REPLICATION_H_

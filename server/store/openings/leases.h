@@ -11,8 +11,7 @@
 //
 // Ownership: leases are their session's. Thread-safety: all methods, from any thread. Cost: of an
 // open.
-#ifndef KVSTRATA_SERVER_STORE_OPENINGS_LEASES_H_
-#define KVSTRATA_SERVER_STORE_OPENINGS_LEASES_H_
+#pragma once
 
 #include <chrono>
 #include <cstdint>
@@ -81,5 +80,3 @@ class Leases {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_OPENINGS_LEASES_H_

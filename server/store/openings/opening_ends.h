@@ -3,8 +3,7 @@
 // is found once more, under the lock, and the sequence enters with it.
 //
 // Thread-safety: Finish from any thread. Cost: an open works in pieces (books.h).
-#ifndef KVSTRATA_SERVER_STORE_OPENINGS_OPENING_ENDS_H_
-#define KVSTRATA_SERVER_STORE_OPENINGS_OPENING_ENDS_H_
+#pragma once
 
 #include "base/status.h"
 #include "server/store/options/store_fwd.h"
@@ -56,5 +55,3 @@ class OpeningEnds {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_OPENINGS_OPENING_ENDS_H_

@@ -5,8 +5,7 @@
 //
 // Thread-safety: all methods, from any thread. Cost: hashing the tokens, never under the lock; an
 // open works in pieces (books.h).
-#ifndef KVSTRATA_SERVER_STORE_OPENINGS_OPENINGS_H_
-#define KVSTRATA_SERVER_STORE_OPENINGS_OPENINGS_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -78,5 +77,3 @@ class Openings {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_OPENINGS_OPENINGS_H_

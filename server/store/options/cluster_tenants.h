@@ -10,8 +10,7 @@
 // memory by key alone, so that one would map the other's arenas.
 //
 // A value; const methods from any thread. Cost: a map's look-up.
-#ifndef KVSTRATA_SERVER_STORE_OPTIONS_CLUSTER_TENANTS_H_
-#define KVSTRATA_SERVER_STORE_OPTIONS_CLUSTER_TENANTS_H_
+#pragma once
 
 #include <cstddef>
 #include <functional>
@@ -51,5 +50,3 @@ class ClusterTenants {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_OPTIONS_CLUSTER_TENANTS_H_

@@ -4,8 +4,7 @@
 // (docs/cuda_measured.md).
 //
 // Thread-safety: any thread; copies of all threads share the rate. Units: bytes, seconds.
-#ifndef KVSTRATA_SERVER_STORE_OPTIONS_COPY_RATE_H_
-#define KVSTRATA_SERVER_STORE_OPTIONS_COPY_RATE_H_
+#pragma once
 
 #include <algorithm>
 #include <atomic>
@@ -54,5 +53,3 @@ class CopyRate {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_OPTIONS_COPY_RATE_H_

@@ -13,8 +13,7 @@
 // wait.
 // Errors: PARAMETERS_NAME, PARAMETERS_INVALID (INVALID_ARGUMENT), PARAMETERS_MISSING (NOT_FOUND),
 // PARAMETERS_UNREADABLE (PERMISSION_DENIED), and the parser's.
-#ifndef KVSTRATA_SERVER_STORE_OPTIONS_PARAMETERS_H_
-#define KVSTRATA_SERVER_STORE_OPTIONS_PARAMETERS_H_
+#pragma once
 
 #include <array>
 #include <cstddef>
@@ -88,5 +87,3 @@ class ParameterFiles {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_OPTIONS_PARAMETERS_H_

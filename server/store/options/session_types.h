@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the store is told of who attaches, and what it gives him. Plain values.
-#ifndef KVSTRATA_SERVER_STORE_OPTIONS_SESSION_TYPES_H_
-#define KVSTRATA_SERVER_STORE_OPTIONS_SESSION_TYPES_H_
+#pragma once
 
 #include <compare>
 #include <cstddef>
@@ -97,5 +96,3 @@ struct EndedSession {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_OPTIONS_SESSION_TYPES_H_

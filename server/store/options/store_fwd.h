@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Names of the store's owners and of its records, for headers that hold them by reference alone.
 // Who looks into one includes its own header.
-#ifndef KVSTRATA_SERVER_STORE_OPTIONS_STORE_FWD_H_
-#define KVSTRATA_SERVER_STORE_OPTIONS_STORE_FWD_H_
+#pragma once
 
 namespace kvstrata {
 
@@ -35,7 +34,6 @@ struct Page;
 class PageAllocator;
 class PageCopies;
 class PageHolds;
-class PageMemory;
 class PageReferences;
 class Plans;
 class PrefixCatalog;
@@ -64,5 +62,3 @@ class UserLimits;
 class Watermarks;
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_OPTIONS_STORE_FWD_H_

@@ -10,8 +10,7 @@
 //
 // Thread-safety: all methods, from any thread. Cost: Lock and Unlock are those of std::mutex, and a
 // wait counts itself; Yield is one load while nobody waits, else a change of threads.
-#ifndef KVSTRATA_SERVER_STORE_OPTIONS_STORE_LOCK_H_
-#define KVSTRATA_SERVER_STORE_OPTIONS_STORE_LOCK_H_
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -66,5 +65,3 @@ class KVS_SCOPED_CAPABILITY StoreLock {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_OPTIONS_STORE_LOCK_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // StoreOptions: what a store is made of. Plain values; what is called says from which thread.
-#ifndef KVSTRATA_SERVER_STORE_OPTIONS_STORE_OPTIONS_H_
-#define KVSTRATA_SERVER_STORE_OPTIONS_STORE_OPTIONS_H_
+#pragma once
 
 #include <chrono>
 #include <cstddef>
@@ -78,5 +77,3 @@ struct StoreOptions : StoreSettings {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_OPTIONS_STORE_OPTIONS_H_

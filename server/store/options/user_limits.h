@@ -12,8 +12,7 @@
 // and a few additions; For looks a name up.
 // Errors: RESOURCE_EXHAUSTED, with a reason by limit (ReasonOf); the text has the user's own
 // numbers and nobody else's, and the next step.
-#ifndef KVSTRATA_SERVER_STORE_OPTIONS_USER_LIMITS_H_
-#define KVSTRATA_SERVER_STORE_OPTIONS_USER_LIMITS_H_
+#pragma once
 
 #include <array>
 #include <chrono>
@@ -157,5 +156,3 @@ class UserPlace {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_OPTIONS_USER_LIMITS_H_

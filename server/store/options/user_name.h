@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How users are named: "uid:1000", as PeerIdentity::tenant. Pure; any thread.
-#ifndef KVSTRATA_SERVER_STORE_OPTIONS_USER_NAME_H_
-#define KVSTRATA_SERVER_STORE_OPTIONS_USER_NAME_H_
+#pragma once
 
 #include <charconv>
 #include <cstdint>
@@ -26,5 +25,3 @@ inline std::optional<uint32_t> UidOf(std::string_view user) {
 }
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_OPTIONS_USER_NAME_H_

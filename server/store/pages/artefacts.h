@@ -8,8 +8,7 @@
 // Ownership: PrefixCatalog holds one reference to each extent's page for an artefact here, and
 // drops it for one that Insert or EvictOldest hands out. Thread-safety: none; the store's lock.
 // Cost: a hash look-up.
-#ifndef KVSTRATA_SERVER_STORE_PAGES_ARTEFACTS_H_
-#define KVSTRATA_SERVER_STORE_PAGES_ARTEFACTS_H_
+#pragma once
 
 #include <algorithm>
 #include <cstring>
@@ -99,5 +98,3 @@ class Artefacts {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_PAGES_ARTEFACTS_H_

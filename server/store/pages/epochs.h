@@ -6,8 +6,7 @@
 // Two scopes, so that a client that parks its readers hurts nobody it shares nothing with: pages
 // wait for the sessions of their tenant, tables and access counters for their own session.
 // Thread-safety: the store's lock for all of it; reader slots are atomics in shared memory.
-#ifndef KVSTRATA_SERVER_STORE_PAGES_EPOCHS_H_
-#define KVSTRATA_SERVER_STORE_PAGES_EPOCHS_H_
+#pragma once
 
 #include <cstdint>
 #include <deque>
@@ -50,5 +49,3 @@ class RetireQueue {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_PAGES_EPOCHS_H_

@@ -4,8 +4,7 @@
 // series of positions that it computes itself only asks for no page that was stored without it.
 //
 // Values and pure functions. Threads: any; of pages, whoever holds the store's lock.
-#ifndef KVSTRATA_SERVER_STORE_PAGES_HOLD_LIMITS_H_
-#define KVSTRATA_SERVER_STORE_PAGES_HOLD_LIMITS_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -31,5 +30,3 @@ struct HoldLimits {
 size_t ReportedPages(std::span<Page* const> prefix, uint32_t needs, uint32_t page_tokens);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_PAGES_HOLD_LIMITS_H_

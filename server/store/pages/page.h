@@ -7,8 +7,7 @@
 //
 // Ownership: PagePools owns arenas and page records; a Page* is valid until PagePools::Free.
 // Thread-safety: none; guarded by the store's lock. Units: bytes.
-#ifndef KVSTRATA_SERVER_STORE_PAGES_PAGE_H_
-#define KVSTRATA_SERVER_STORE_PAGES_PAGE_H_
+#pragma once
 
 #include <cstdint>
 #include <deque>
@@ -139,5 +138,3 @@ class PagePools {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_PAGES_PAGE_H_

@@ -6,8 +6,7 @@
 // questions, from any thread without the store's lock, while the pages in question are held
 // (page_references.h); what makes, frees or counts arenas, under that lock. Units: bytes. Errors:
 // those of MemoryResource. A DEVICE_FAILED is kept: that pool answers nothing but it from then on.
-#ifndef KVSTRATA_SERVER_STORE_PAGES_PAGE_MEMORY_H_
-#define KVSTRATA_SERVER_STORE_PAGES_PAGE_MEMORY_H_
+#pragma once
 
 #include <array>
 #include <cstddef>
@@ -106,5 +105,3 @@ class PageMemory {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_PAGES_PAGE_MEMORY_H_

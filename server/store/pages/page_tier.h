@@ -7,8 +7,7 @@
 // have more reported of them; an artefact when it is complete; all also when they are used again,
 // pinned or loaded. Which offers a tier takes is its policy (WritePolicy::Wants). Writing them when
 // they are evicted would be later than kill -9 and would make an allocation wait.
-#ifndef KVSTRATA_SERVER_STORE_PAGES_PAGE_TIER_H_
-#define KVSTRATA_SERVER_STORE_PAGES_PAGE_TIER_H_
+#pragma once
 
 #include <chrono>
 #include <cstddef>
@@ -134,5 +133,3 @@ class PageTier {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_PAGES_PAGE_TIER_H_

@@ -5,8 +5,7 @@
 // A pin belongs to the daemon, not to a session: it outlives the client that asked for it,
 // sequences, evictions and, where there is a disk, the daemon (PageTier::Pin). It names keys: what
 // is under them now or later stays; it brings nothing back that is gone. Plain values.
-#ifndef KVSTRATA_SERVER_STORE_PAGES_PINS_H_
-#define KVSTRATA_SERVER_STORE_PAGES_PINS_H_
+#pragma once
 
 #include <chrono>
 #include <cstdint>
@@ -38,5 +37,3 @@ struct PinInfo {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_PAGES_PINS_H_

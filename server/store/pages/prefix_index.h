@@ -11,8 +11,7 @@
 // it. A sequence releases its pages from the last to the first, so of a prefix nobody uses the end
 // is evicted before its beginning.
 // Thread-safety: none; guarded by the store's lock. Cost: one hash look-up an operation.
-#ifndef KVSTRATA_SERVER_STORE_PAGES_PREFIX_INDEX_H_
-#define KVSTRATA_SERVER_STORE_PAGES_PREFIX_INDEX_H_
+#pragma once
 
 #include <array>
 #include <boost/unordered/unordered_flat_map.hpp>
@@ -154,5 +153,3 @@ class PrefixIndex {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_PAGES_PREFIX_INDEX_H_

@@ -8,8 +8,7 @@
 // compared. Nobody without the tenant can make a tenant's key.
 //
 // Thread-safety: values; const methods from any thread. Cost: about 0.3 us a key of 16 tokens.
-#ifndef KVSTRATA_SERVER_STORE_PAGES_PREFIX_KEY_H_
-#define KVSTRATA_SERVER_STORE_PAGES_PREFIX_KEY_H_
+#pragma once
 
 #include <array>
 #include <cstddef>
@@ -66,5 +65,3 @@ class KeyChain {
 PageKey IndexBlockKey(const PageKey& last_page, const IndexLayout& layout);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_PAGES_PREFIX_KEY_H_

@@ -3,8 +3,7 @@
 // with its sealed pages, so that whoever is held for a page has them too (ADR 5).
 //
 // A plain value. Cost: a copy of what is put, cut, encoded or parsed.
-#ifndef KVSTRATA_SERVER_STORE_PAGES_SERIES_H_
-#define KVSTRATA_SERVER_STORE_PAGES_SERIES_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -40,5 +39,3 @@ struct Series {
 bool SameSeries(const Series& a, const Series& b);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_PAGES_SERIES_H_

@@ -6,8 +6,7 @@
 // Records that make no page redundant are not kept: they change no look-up. Thread-safety: all
 // methods, from any thread. Cost: 40 bytes an extent, kMaxBytes in all; what was noted first is
 // forgotten first.
-#ifndef KVSTRATA_SERVER_STORE_PROMPTS_ARTEFACT_LEDGER_H_
-#define KVSTRATA_SERVER_STORE_PROMPTS_ARTEFACT_LEDGER_H_
+#pragma once
 
 #include <cstddef>
 #include <list>
@@ -83,5 +82,3 @@ class ArtefactLedger {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_PROMPTS_ARTEFACT_LEDGER_H_

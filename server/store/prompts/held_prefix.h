@@ -14,8 +14,7 @@
 //
 // Thread-safety: none, values. Errors: none. Cost: a question or two a page to the view; a byte a
 // page.
-#ifndef KVSTRATA_SERVER_STORE_PROMPTS_HELD_PREFIX_H_
-#define KVSTRATA_SERVER_STORE_PROMPTS_HELD_PREFIX_H_
+#pragma once
 
 #include <optional>
 #include <span>
@@ -88,5 +87,3 @@ std::vector<bool> RedundantPages(const Plan& plan, const std::optional<RawFree>&
                                  size_t pages, uint32_t page_tokens);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_PROMPTS_HELD_PREFIX_H_

@@ -4,8 +4,7 @@
 //
 // Ownership: its caller's; what its load holds is released when it is finished. Thread-safety:
 // none; one thread at a time has it.
-#ifndef KVSTRATA_SERVER_STORE_PROMPTS_OPENING_H_
-#define KVSTRATA_SERVER_STORE_PROMPTS_OPENING_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -62,5 +61,3 @@ Result<Opening> BeginOpening(StoreMutex* mu, SessionCatalog* catalog, const Plan
     KVS_EXCLUDES(store_lock);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_PROMPTS_OPENING_H_

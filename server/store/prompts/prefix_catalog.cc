@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "kernels/codec/codec.h"
 #include "server/store/books/books.h"
 #include "server/store/books/sequence.h"
 #include "server/store/references/page_references.h"
@@ -91,10 +92,10 @@ std::optional<RawFree> PrefixCatalog::RawFreeBy(const Plan& plan, const Artefact
   return RawFree{artefact->released, artefact->extents.back().tokens.end, where};
 }
 
-// Kernels of a GPU compute a prompt from its raw pages alone.
 bool PrefixCatalog::OpensWithoutRaw(const Plan& plan) const {
-  return plan.stored.keep_raw == KeepRaw::kNo &&
-         books_.memory.handle_type(Tier::kDevice) == HandleType::kMemfd;
+  if (plan.stored.keep_raw != KeepRaw::kNo) return false;
+  const bool on_gpu = books_.memory.handle_type(Tier::kDevice) != HandleType::kMemfd;
+  return !on_gpu || CodecOf(plan).serves_prompts_on_gpu;
 }
 
 void PrefixCatalog::FindInMemory(const std::string& tenant, std::span<const PageKey> keys,

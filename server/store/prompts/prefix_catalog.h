@@ -5,8 +5,7 @@
 // Ownership: PrefixIndex holds no references; the tier is borrowed. Thread-safety: methods that say
 // so are called under the store's lock, all others from any thread without it. Cost: a hash look-up
 // or two a page; FindAnywhere takes the lock for 256 pages at a time.
-#ifndef KVSTRATA_SERVER_STORE_PROMPTS_PREFIX_CATALOG_H_
-#define KVSTRATA_SERVER_STORE_PROMPTS_PREFIX_CATALOG_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -96,5 +95,3 @@ class PrefixCatalog {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_PROMPTS_PREFIX_CATALOG_H_

@@ -7,8 +7,7 @@
 // a survey may be a little older in front than behind.
 //
 // Ownership: borrows all that it is given. Thread-safety: none. Cost: a hash look-up or two a key.
-#ifndef KVSTRATA_SERVER_STORE_PROMPTS_PREFIX_SURVEY_H_
-#define KVSTRATA_SERVER_STORE_PROMPTS_PREFIX_SURVEY_H_
+#pragma once
 
 #include <functional>
 #include <span>
@@ -57,5 +56,3 @@ class PrefixSurvey final : public PrefixView {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_PROMPTS_PREFIX_SURVEY_H_

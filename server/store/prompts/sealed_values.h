@@ -6,8 +6,7 @@
 // Thread-safety: all methods, from any thread. Bytes are copied outside of the lock, while a hold
 // keeps their page. Cost: of the copy; lists hold the lock for 256 records, or for one artefact, at
 // a time.
-#ifndef KVSTRATA_SERVER_STORE_PROMPTS_SEALED_VALUES_H_
-#define KVSTRATA_SERVER_STORE_PROMPTS_SEALED_VALUES_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -72,5 +71,3 @@ class SealedValues {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_PROMPTS_SEALED_VALUES_H_

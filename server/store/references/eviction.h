@@ -6,8 +6,7 @@
 //
 // Thread-safety: Evict from any thread, the rest under the store's lock. Cost: of one page a
 // look-up; of finding those whose space somebody can use, a look at all cached pages of a pool.
-#ifndef KVSTRATA_SERVER_STORE_REFERENCES_EVICTION_H_
-#define KVSTRATA_SERVER_STORE_REFERENCES_EVICTION_H_
+#pragma once
 
 #include <cstdint>
 #include <set>
@@ -51,5 +50,3 @@ class Eviction {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_REFERENCES_EVICTION_H_

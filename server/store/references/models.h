@@ -4,8 +4,7 @@
 // A model is there as long as a session registered it or a page is its own. Ownership: sequences
 // share them. Thread-safety: methods that say so are called under the store's lock, all others from
 // any thread. Errors: SESSION_UNKNOWN, MODEL_UNKNOWN, and those that a method names.
-#ifndef KVSTRATA_SERVER_STORE_REFERENCES_MODELS_H_
-#define KVSTRATA_SERVER_STORE_REFERENCES_MODELS_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -52,5 +51,3 @@ class Models {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_REFERENCES_MODELS_H_

@@ -6,8 +6,7 @@
 // Ownership: of retired pages, the tenants'. Thread-safety: methods that say so are called under
 // the store's lock, Reclaim from any thread. Cost: Ref and Release are constant; reclaiming looks
 // at all readers of a tenant.
-#ifndef KVSTRATA_SERVER_STORE_REFERENCES_PAGE_REFERENCES_H_
-#define KVSTRATA_SERVER_STORE_REFERENCES_PAGE_REFERENCES_H_
+#pragma once
 
 #include <array>
 #include <cstddef>
@@ -116,5 +115,3 @@ class PageHolds {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_REFERENCES_PAGE_REFERENCES_H_

@@ -5,8 +5,7 @@
 // Ownership: a table is the session's segment's, and its version the sequence's. Thread-safety: all
 // methods under the store's lock. Cost: an entry a page; a system call for an arena that the
 // session has not been granted yet.
-#ifndef KVSTRATA_SERVER_STORE_REFERENCES_TABLES_H_
-#define KVSTRATA_SERVER_STORE_REFERENCES_TABLES_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -58,5 +57,3 @@ void PassArena(const PageMemory& memory, const Session& session, const Arena& ar
     KVS_REQUIRES(store_lock);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_REFERENCES_TABLES_H_

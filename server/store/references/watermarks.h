@@ -3,8 +3,7 @@
 // and who is woken when one is fuller (moves.h).
 //
 // Thread-safety: all methods under the store's lock. Cost: constant for each pool.
-#ifndef KVSTRATA_SERVER_STORE_REFERENCES_WATERMARKS_H_
-#define KVSTRATA_SERVER_STORE_REFERENCES_WATERMARKS_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -38,5 +37,3 @@ class Watermarks {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_REFERENCES_WATERMARKS_H_

@@ -10,8 +10,7 @@
 // by whoever added or ended; it must not wait.
 // Cost: Add copies the samples, at most kMaxSamples in all; Report sorts them, so not on a thread
 // that others wait for.
-#ifndef KVSTRATA_SERVER_STORE_REPORTS_RECALL_AUDIT_H_
-#define KVSTRATA_SERVER_STORE_REPORTS_RECALL_AUDIT_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -115,5 +114,3 @@ class RecallAudit {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_REPORTS_RECALL_AUDIT_H_

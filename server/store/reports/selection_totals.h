@@ -9,8 +9,7 @@
 // Sums wrap as the words do, at 2^32; a difference that is no more than half of that is right.
 //
 // Plain values and pure functions.
-#ifndef KVSTRATA_SERVER_STORE_REPORTS_SELECTION_TOTALS_H_
-#define KVSTRATA_SERVER_STORE_REPORTS_SELECTION_TOTALS_H_
+#pragma once
 
 #include <cstdint>
 #include <string_view>
@@ -44,5 +43,3 @@ uint32_t BucketPages(uint64_t pages, uint32_t buckets);
 std::vector<uint32_t> SelectedSince(const SelectionTotals& before, const SelectionTotals& now);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_REPORTS_SELECTION_TOTALS_H_

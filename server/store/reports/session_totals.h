@@ -6,8 +6,7 @@
 // leaps adds at most kMostAtOnce, so the sums only grow. Thread-safety: any thread; the lock is a
 // leaf, taken when a session begins or ends and by who reads the totals. Cost: a few loads for each
 // session.
-#ifndef KVSTRATA_SERVER_STORE_REPORTS_SESSION_TOTALS_H_
-#define KVSTRATA_SERVER_STORE_REPORTS_SESSION_TOTALS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -52,5 +51,3 @@ class CountedSession {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_REPORTS_SESSION_TOTALS_H_

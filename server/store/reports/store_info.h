@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What operators and tests are told of a store: snapshots, results of what they ask, counters.
 // Plain values.
-#ifndef KVSTRATA_SERVER_STORE_REPORTS_STORE_INFO_H_
-#define KVSTRATA_SERVER_STORE_REPORTS_STORE_INFO_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -140,5 +139,3 @@ struct MoveResult {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_REPORTS_STORE_INFO_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // TierScrub: an operator's wish that every value of the tier below be read and checked. Plain
 // values.
-#ifndef KVSTRATA_SERVER_STORE_REPORTS_TIER_SCRUB_H_
-#define KVSTRATA_SERVER_STORE_REPORTS_TIER_SCRUB_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -28,5 +27,3 @@ struct TierScrub {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_REPORTS_TIER_SCRUB_H_

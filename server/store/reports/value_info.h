@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Values as an operator sees them: what memory and the tier below hold under a key
 // (docs/disk_format.md, "Values"). Plain values.
-#ifndef KVSTRATA_SERVER_STORE_REPORTS_VALUE_INFO_H_
-#define KVSTRATA_SERVER_STORE_REPORTS_VALUE_INFO_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -69,5 +68,3 @@ struct ValueVerdict {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_REPORTS_VALUE_INFO_H_

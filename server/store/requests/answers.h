@@ -3,8 +3,7 @@
 //
 // Ownership: keeps each answer until it is told, once. Thread-safety: Add under the store's lock;
 // Tell from any thread, which it tells in.
-#ifndef KVSTRATA_SERVER_STORE_REQUESTS_ANSWERS_H_
-#define KVSTRATA_SERVER_STORE_REQUESTS_ANSWERS_H_
+#pragma once
 
 #include <type_traits>
 #include <utility>
@@ -51,5 +50,3 @@ class Answers {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_REQUESTS_ANSWERS_H_

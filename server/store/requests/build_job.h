@@ -10,8 +10,7 @@
 // extents of a plan that is not the sequence's. What is made is a function of keys and reports
 // alone, so that two who make the same bytes under one key never differ. A close cancels between
 // pieces, and a codec's run between heads.
-#ifndef KVSTRATA_SERVER_STORE_REQUESTS_BUILD_JOB_H_
-#define KVSTRATA_SERVER_STORE_REQUESTS_BUILD_JOB_H_
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -77,5 +76,3 @@ struct BuiltExtents {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_REQUESTS_BUILD_JOB_H_

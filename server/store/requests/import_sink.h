@@ -3,8 +3,7 @@
 //
 // Thread-safety: a SessionImport is one thread's (the attach server's); answers come from any.
 // Nothing here waits: copies are made later, elsewhere.
-#ifndef KVSTRATA_SERVER_STORE_REQUESTS_IMPORT_SINK_H_
-#define KVSTRATA_SERVER_STORE_REQUESTS_IMPORT_SINK_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -61,5 +60,3 @@ class ImportSink {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_REQUESTS_IMPORT_SINK_H_

@@ -10,8 +10,7 @@
 // Thread-safety: none while it is filled; const methods from any thread afterwards.
 // Errors: INVALID_ARGUMENT TENSOR_* that name the field, its value and what is allowed;
 // ALREADY_EXISTS TENSORS_REGISTERED; those of OpenTensor.
-#ifndef KVSTRATA_SERVER_STORE_REQUESTS_IMPORTED_TENSORS_H_
-#define KVSTRATA_SERVER_STORE_REQUESTS_IMPORTED_TENSORS_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -81,5 +80,3 @@ class ImportedTensors {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_REQUESTS_IMPORTED_TENSORS_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What an open of a sequence asks for, and what it answers. Plain values.
-#ifndef KVSTRATA_SERVER_STORE_REQUESTS_OPENED_SEQUENCE_H_
-#define KVSTRATA_SERVER_STORE_REQUESTS_OPENED_SEQUENCE_H_
+#pragma once
 
 #include <chrono>
 #include <cstdint>
@@ -54,5 +53,3 @@ struct OpenOptions {
 using OpenDone = std::function<void(const Result<OpenedSequence>&)>;
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_REQUESTS_OPENED_SEQUENCE_H_

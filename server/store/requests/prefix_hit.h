@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a look-up is asked for, and what it answers. Plain values.
-#ifndef KVSTRATA_SERVER_STORE_REQUESTS_PREFIX_HIT_H_
-#define KVSTRATA_SERVER_STORE_REQUESTS_PREFIX_HIT_H_
+#pragma once
 
 #include <chrono>
 #include <compare>
@@ -62,5 +61,3 @@ struct PrefixHit {
 using LookupDone = std::function<void(const Result<PrefixHit>&)>;
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_REQUESTS_PREFIX_HIT_H_

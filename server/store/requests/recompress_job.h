@@ -9,8 +9,7 @@
 // sequence's Recompressor, without any lock -> what it drafted is copied into extents and published
 // with the clone as the new state, or nothing is published and nothing has changed. Decode goes on
 // meanwhile; a close cancels, and who asks for that (work_requests.h).
-#ifndef KVSTRATA_SERVER_STORE_REQUESTS_RECOMPRESS_JOB_H_
-#define KVSTRATA_SERVER_STORE_REQUESTS_RECOMPRESS_JOB_H_
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -95,5 +94,3 @@ inline Status WorkCancelled(uint64_t sequence) {
 }
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_REQUESTS_RECOMPRESS_JOB_H_

@@ -4,8 +4,7 @@
 // Ownership: a job's hold keeps its pages; it is released exactly once. Thread-safety: all
 // methods, from any thread; one job of a sequence at a time. Cost: of copies of what lies in a pool
 // that the host cannot reach.
-#ifndef KVSTRATA_SERVER_STORE_SEQUENCES_IMPORTS_H_
-#define KVSTRATA_SERVER_STORE_SEQUENCES_IMPORTS_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -83,5 +82,3 @@ class Imports {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_SEQUENCES_IMPORTS_H_

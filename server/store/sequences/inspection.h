@@ -4,8 +4,7 @@
 // Thread-safety: methods that say so are called under the store's lock, all others from any thread.
 // Cost: each sequence is shown as it was at some moment, others get in between; Audit holds the
 // lock for all, and looks at everything.
-#ifndef KVSTRATA_SERVER_STORE_SEQUENCES_INSPECTION_H_
-#define KVSTRATA_SERVER_STORE_SEQUENCES_INSPECTION_H_
+#pragma once
 
 #include <cstdint>
 #include <span>
@@ -73,5 +72,3 @@ class Inspection {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_SEQUENCES_INSPECTION_H_

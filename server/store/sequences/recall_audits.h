@@ -7,8 +7,7 @@
 // Ownership: an audit is its sequence's until it ends, and its caller's. Thread-safety: methods
 // that say so are called under the store's lock, all others from any thread; listeners are called
 // without it. Cost: a store to shared memory; a copy of the samples.
-#ifndef KVSTRATA_SERVER_STORE_SEQUENCES_RECALL_AUDITS_H_
-#define KVSTRATA_SERVER_STORE_SEQUENCES_RECALL_AUDITS_H_
+#pragma once
 
 #include <cstdint>
 #include <random>
@@ -77,5 +76,3 @@ class RecallAudits {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_SEQUENCES_RECALL_AUDITS_H_

@@ -4,8 +4,7 @@
 //
 // Ownership: the session's from Enter on. Thread-safety: all methods under the store's lock, in a
 // long request of the session. Cost: of each page a constant; Take may evict.
-#ifndef KVSTRATA_SERVER_STORE_SEQUENCES_SEQUENCE_ENTRY_H_
-#define KVSTRATA_SERVER_STORE_SEQUENCES_SEQUENCE_ENTRY_H_
+#pragma once
 
 #include <memory>
 
@@ -46,5 +45,3 @@ class SequenceEntry {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_SEQUENCES_SEQUENCE_ENTRY_H_

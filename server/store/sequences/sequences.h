@@ -5,8 +5,7 @@
 // Thread-safety: methods that say so are called under the store's lock, all others from any thread.
 // A fork and a close work in pieces (books.h). Errors: SESSION_UNKNOWN, SEQUENCE_UNKNOWN
 // (also a sequence of another session), DEVICE_FAILED, TABLES_FULL, and those that a method names.
-#ifndef KVSTRATA_SERVER_STORE_SEQUENCES_SEQUENCES_H_
-#define KVSTRATA_SERVER_STORE_SEQUENCES_SEQUENCES_H_
+#pragma once
 
 #include <cstdint>
 #include <optional>
@@ -119,5 +118,3 @@ class Sequences {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_SEQUENCES_SEQUENCES_H_

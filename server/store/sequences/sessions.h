@@ -3,8 +3,7 @@
 //
 // Thread-safety: all methods, from any thread. Errors: SESSION_UNKNOWN and those that a method
 // names.
-#ifndef KVSTRATA_SERVER_STORE_SEQUENCES_SESSIONS_H_
-#define KVSTRATA_SERVER_STORE_SEQUENCES_SESSIONS_H_
+#pragma once
 
 #include <cstdint>
 #include <string_view>
@@ -66,5 +65,3 @@ class Sessions {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_SEQUENCES_SESSIONS_H_

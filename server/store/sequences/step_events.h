@@ -7,8 +7,7 @@
 // the tokens works in pieces (books.h), reports of 4096 positions. Errors: SESSION_UNKNOWN,
 // SEQUENCE_UNKNOWN (also a sequence of another session), DEVICE_FAILED, and those that a method
 // names.
-#ifndef KVSTRATA_SERVER_STORE_SEQUENCES_STEP_EVENTS_H_
-#define KVSTRATA_SERVER_STORE_SEQUENCES_STEP_EVENTS_H_
+#pragma once
 
 #include <cstdint>
 #include <span>
@@ -98,5 +97,3 @@ class StepEvents {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_SEQUENCES_STEP_EVENTS_H_

@@ -4,8 +4,7 @@
 //
 // Thread-safety: CountCapacity from any thread, the rest under the store's lock. Cost: a look at
 // every arena, at the free extents of the session's own, and at the extents of artefacts.
-#ifndef KVSTRATA_SERVER_STORE_SPACE_CAPACITY_COUNTER_H_
-#define KVSTRATA_SERVER_STORE_SPACE_CAPACITY_COUNTER_H_
+#pragma once
 
 #include <cstdint>
 #include <string_view>
@@ -68,5 +67,3 @@ class CapacityCounter {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_SPACE_CAPACITY_COUNTER_H_

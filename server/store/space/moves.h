@@ -5,8 +5,7 @@
 //
 // Thread-safety: methods that say so are called under the store's lock, all others from any thread.
 // Bytes are copied outside of the lock. Cost: of copies; a look at all arenas of a pool.
-#ifndef KVSTRATA_SERVER_STORE_SPACE_MOVES_H_
-#define KVSTRATA_SERVER_STORE_SPACE_MOVES_H_
+#pragma once
 
 #include <cstdint>
 #include <deque>
@@ -79,5 +78,3 @@ class Moves {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_SPACE_MOVES_H_

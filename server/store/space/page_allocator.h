@@ -6,8 +6,7 @@
 // Ownership: pages are the taker's to refer to. Thread-safety: all methods under the store's lock.
 // Cost: constant for each page while there is room; an eviction looks at all cached pages of a
 // pool.
-#ifndef KVSTRATA_SERVER_STORE_SPACE_PAGE_ALLOCATOR_H_
-#define KVSTRATA_SERVER_STORE_SPACE_PAGE_ALLOCATOR_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -69,5 +68,3 @@ class PageAllocator {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_SPACE_PAGE_ALLOCATOR_H_

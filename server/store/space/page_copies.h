@@ -5,8 +5,7 @@
 // Ownership: a plan's hold has its pages. Thread-safety: methods that say so are called under the
 // store's lock, Copy without it, from any thread. Units: bytes, rows are tokens. Cost: of copies;
 // while a step runs, promotions keep to StoreSettings::promote_rate.
-#ifndef KVSTRATA_SERVER_STORE_SPACE_PAGE_COPIES_H_
-#define KVSTRATA_SERVER_STORE_SPACE_PAGE_COPIES_H_
+#pragma once
 
 #include <cstdint>
 #include <optional>
@@ -87,5 +86,3 @@ class PageCopies {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_SPACE_PAGE_COPIES_H_

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/store/space/raw_pages.h"
 
-#include <algorithm>
-
 #include "server/store/books/books.h"
 #include "server/store/books/sequence.h"
 #include "server/store/references/page_references.h"

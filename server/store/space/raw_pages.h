@@ -3,8 +3,7 @@
 // where they stay readable for other plans and later turns (ADR 5).
 //
 // Thread-safety: PlaceRaw without the store's lock, the rest under it. Cost: of copies.
-#ifndef KVSTRATA_SERVER_STORE_SPACE_RAW_PAGES_H_
-#define KVSTRATA_SERVER_STORE_SPACE_RAW_PAGES_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -53,5 +52,3 @@ class RawPages {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_SPACE_RAW_PAGES_H_

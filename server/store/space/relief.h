@@ -4,8 +4,7 @@
 //
 // Thread-safety: methods that say so are called under the store's lock, RelieveSome by one thread
 // at a time. Bytes are copied outside of the lock. Cost: of copies; a look at all arenas of a pool.
-#ifndef KVSTRATA_SERVER_STORE_SPACE_RELIEF_H_
-#define KVSTRATA_SERVER_STORE_SPACE_RELIEF_H_
+#pragma once
 
 #include <array>
 #include <cstdint>
@@ -68,5 +67,3 @@ class Relief {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_STORE_SPACE_RELIEF_H_

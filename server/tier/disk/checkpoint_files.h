@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // CheckpointFiles: the index on disk, written to two files alternately, read at the start.
-#ifndef KVSTRATA_SERVER_TIER_DISK_CHECKPOINT_FILES_H_
-#define KVSTRATA_SERVER_TIER_DISK_CHECKPOINT_FILES_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -46,5 +45,3 @@ class CheckpointFiles {
 };
 
 }  // namespace kvstrata::disk
-
-#endif  // KVSTRATA_SERVER_TIER_DISK_CHECKPOINT_FILES_H_

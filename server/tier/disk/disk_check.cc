@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What keeps a disk tier from opening, told without changing anything: `kvstratad --check-config`
 // and the start agree.
-#include <algorithm>
+#include <optional>
+#include <utility>
 
 #include "server/tier/disk/disk_tier.h"
 #include "server/tier/disk/files/tier_place.h"

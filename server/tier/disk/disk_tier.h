@@ -17,10 +17,8 @@
 // writes. Errors: DEADLINE_EXCEEDED DISK_DEADLINE; UNAVAILABLE DISK_BREAKER: the device failed
 // repeatedly and is left alone for a while. A request may get INVALID_ARGUMENT DISK_VALUE; others
 // are named below. Cost: Contains a hash look-up (under 1 us); memory about 250 bytes an entry.
-#ifndef KVSTRATA_SERVER_TIER_DISK_DISK_TIER_H_
-#define KVSTRATA_SERVER_TIER_DISK_DISK_TIER_H_
+#pragma once
 
-#include <chrono>
 #include <functional>
 #include <memory>
 #include <span>
@@ -107,5 +105,3 @@ class DiskTier {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_TIER_DISK_DISK_TIER_H_

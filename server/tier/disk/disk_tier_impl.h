@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // DiskTier::Impl: the parts of the engine, one of each, in the order in which they are made. Put,
 // Erase and Flush are in value_writes.cc, Get in value_reads.cc, Resize in disk_resize.cc.
-#ifndef KVSTRATA_SERVER_TIER_DISK_DISK_TIER_IMPL_H_
-#define KVSTRATA_SERVER_TIER_DISK_DISK_TIER_IMPL_H_
+#pragma once
 
 #include <cstdint>
 #include <utility>
@@ -36,5 +35,3 @@ Status StartTier(TierState* state, TierFiles* files, CheckpointFiles* checkpoint
 
 }  // namespace disk
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_TIER_DISK_DISK_TIER_IMPL_H_

@@ -11,14 +11,11 @@
 //
 // Ownership: borrows the engine, which outlives it. Thread-safety: all methods, from any thread.
 // Blocking: Checkpoint and Resize wait for the disk.
-#ifndef KVSTRATA_SERVER_TIER_DISK_DISK_VALUE_TIER_H_
-#define KVSTRATA_SERVER_TIER_DISK_DISK_VALUE_TIER_H_
+#pragma once
 
 #include <chrono>
 #include <cstdint>
 #include <span>
-#include <string>
-#include <vector>
 
 #include "base/sync.h"
 #include "server/telemetry/status_log.h"
@@ -82,5 +79,3 @@ class DiskValueTier final : public ValueTier {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_TIER_DISK_DISK_VALUE_TIER_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a budget of a disk tier comes to: how many segments, and whether its file system has room
 // for them.
-#ifndef KVSTRATA_SERVER_TIER_DISK_TIER_BUDGET_H_
-#define KVSTRATA_SERVER_TIER_DISK_TIER_BUDGET_H_
+#pragma once
 
 #include <cstdint>
 
@@ -21,5 +20,3 @@ uint32_t SegmentsOf(const DiskTierOptions& options);
 Status CheckSpace(const DiskTierOptions& options);
 
 }  // namespace kvstrata::disk
-
-#endif  // KVSTRATA_SERVER_TIER_DISK_TIER_BUDGET_H_

@@ -4,8 +4,7 @@
 // A block is taken for a call and comes back with its last holder; while the agent may touch it,
 // somebody holds it. Thread-safety: all methods, from any thread; blocks may go in any. Blocking:
 // Take, until there is room. Cost: a look at each gap.
-#ifndef KVSTRATA_SERVER_TIER_MOONCAKE_AGENT_MEMORY_H_
-#define KVSTRATA_SERVER_TIER_MOONCAKE_AGENT_MEMORY_H_
+#pragma once
 
 #include <condition_variable>
 #include <cstddef>
@@ -58,5 +57,3 @@ class AgentMemory : public std::enable_shared_from_this<AgentMemory> {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_TIER_MOONCAKE_AGENT_MEMORY_H_

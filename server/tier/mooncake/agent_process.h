@@ -4,8 +4,7 @@
 // what it says to our stderr.
 //
 // Thread-safety: none. Blocking: End, until the child is dead.
-#ifndef KVSTRATA_SERVER_TIER_MOONCAKE_AGENT_PROCESS_H_
-#define KVSTRATA_SERVER_TIER_MOONCAKE_AGENT_PROCESS_H_
+#pragma once
 
 #include <sys/types.h>
 
@@ -49,5 +48,3 @@ class AgentProcess {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_TIER_MOONCAKE_AGENT_PROCESS_H_

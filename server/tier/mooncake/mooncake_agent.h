@@ -15,8 +15,7 @@
 //
 // Errors of Call: UNAVAILABLE MOONCAKE_AGENT (it is not there, or ended under the call),
 // MOONCAKE_LEFT_ALONE, TierStopped; DEADLINE_EXCEEDED MOONCAKE_SLOW; TierCancelled.
-#ifndef KVSTRATA_SERVER_TIER_MOONCAKE_MOONCAKE_AGENT_H_
-#define KVSTRATA_SERVER_TIER_MOONCAKE_MOONCAKE_AGENT_H_
+#pragma once
 
 #include <sys/types.h>
 
@@ -137,5 +136,3 @@ class MooncakeAgent {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_TIER_MOONCAKE_MOONCAKE_AGENT_H_

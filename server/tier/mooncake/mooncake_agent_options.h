@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How the daemon starts the agent that calls Mooncake Store (mooncake_agent.h). Thread-safety:
 // values.
-#ifndef KVSTRATA_SERVER_TIER_MOONCAKE_MOONCAKE_AGENT_OPTIONS_H_
-#define KVSTRATA_SERVER_TIER_MOONCAKE_MOONCAKE_AGENT_OPTIONS_H_
+#pragma once
 
 #include <chrono>
 #include <cstdint>
@@ -20,5 +19,3 @@ struct MooncakeAgentOptions {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_TIER_MOONCAKE_MOONCAKE_AGENT_OPTIONS_H_

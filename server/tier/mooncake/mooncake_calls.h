@@ -2,8 +2,7 @@
 // The calls of a MooncakeValueTier, each in a file of its own, and what they share. Each sets the
 // status of every request and returns by the call's deadline. Thread-safety: any thread; requests
 // are one call's.
-#ifndef KVSTRATA_SERVER_TIER_MOONCAKE_MOONCAKE_CALLS_H_
-#define KVSTRATA_SERVER_TIER_MOONCAKE_MOONCAKE_CALLS_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -59,5 +58,3 @@ void WriteToMooncake(MooncakeTierParts* parts, std::span<TierPut> puts, const Ti
 void ForgetInMooncake(MooncakeTierParts* parts, std::span<TierForget> keys, const TierCall& call);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_TIER_MOONCAKE_MOONCAKE_CALLS_H_

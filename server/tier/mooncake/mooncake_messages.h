@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the daemon and its Mooncake agent send each other over a SOCK_SEQPACKET (docs/mooncake.md,
 // "Messages"): a batch is one message, its answer another, in any order. Little-endian.
-#ifndef KVSTRATA_SERVER_TIER_MOONCAKE_MOONCAKE_MESSAGES_H_
-#define KVSTRATA_SERVER_TIER_MOONCAKE_MOONCAKE_MESSAGES_H_
+#pragma once
 
 #include <bit>
 #include <cstddef>
@@ -46,5 +45,3 @@ inline constexpr int64_t kNoRoom = -200, kTooSmall = -600, kNotWhole = -703, kMi
 inline constexpr int64_t kLate = -1'000'001, kFailed = -1'000'002;
 
 }  // namespace kvstrata::mooncake
-
-#endif  // KVSTRATA_SERVER_TIER_MOONCAKE_MOONCAKE_MESSAGES_H_

@@ -20,8 +20,7 @@
 // Errors of requests: those of RemoteFormat, MooncakeAgent and CallQueue; NOT_FOUND MOONCAKE_MISS,
 // RESOURCE_EXHAUSTED MOONCAKE_FULL, UNAVAILABLE MOONCAKE_REFUSED (a code of the store's),
 // DEADLINE_EXCEEDED MOONCAKE_HELD (late calls hold the memory).
-#ifndef KVSTRATA_SERVER_TIER_MOONCAKE_MOONCAKE_VALUE_TIER_H_
-#define KVSTRATA_SERVER_TIER_MOONCAKE_MOONCAKE_VALUE_TIER_H_
+#pragma once
 
 #include <atomic>
 #include <chrono>
@@ -82,5 +81,3 @@ class MooncakeValueTier final : public ValueTier {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_TIER_MOONCAKE_MOONCAKE_VALUE_TIER_H_

@@ -5,12 +5,10 @@
 // once; a request of such a call is settled once, and with the last one the call ends. The others
 // wait for their ops, in their caller's thread or in one for that. Thread-safety: any thread.
 // Ownership: ops hold the parts and the call's end.
-#ifndef KVSTRATA_SERVER_TIER_REDIS_REDIS_CALLS_H_
-#define KVSTRATA_SERVER_TIER_REDIS_REDIS_CALLS_H_
+#pragma once
 
 #include <atomic>
 #include <condition_variable>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -112,5 +110,3 @@ std::vector<std::vector<size_t>> ByShard(const redis::SlotMap* map,
                                          std::span<const std::string> names);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_TIER_REDIS_REDIS_CALLS_H_

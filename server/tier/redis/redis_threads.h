@@ -3,8 +3,7 @@
 // own (RedisOps) serves the client meanwhile, unless others have ops there, too: then, and while
 // nobody waits, a thread of these does. Thread-safety: all methods, from any thread; Leave not from
 // one of its own.
-#ifndef KVSTRATA_SERVER_TIER_REDIS_REDIS_THREADS_H_
-#define KVSTRATA_SERVER_TIER_REDIS_REDIS_THREADS_H_
+#pragma once
 
 #include <array>
 #include <chrono>
@@ -17,10 +16,8 @@
 #include <memory>
 #include <optional>
 #include <stop_token>
-#include <string>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "base/sync.h"
 #include "server/tier/call_queue.h"
@@ -153,5 +150,3 @@ class RedisOps {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_TIER_REDIS_REDIS_THREADS_H_

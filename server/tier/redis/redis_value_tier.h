@@ -24,8 +24,7 @@
 // Errors of requests: those of RemoteFormat and RedisClient; NOT_FOUND REDIS_MISS,
 // RESOURCE_EXHAUSTED REDIS_FULL, UNAVAILABLE REDIS_REFUSED (an error of the server's, REDIS_LOGIN
 // for missing rights), DEADLINE_EXCEEDED REDIS_SLOW.
-#ifndef KVSTRATA_SERVER_TIER_REDIS_REDIS_VALUE_TIER_H_
-#define KVSTRATA_SERVER_TIER_REDIS_REDIS_VALUE_TIER_H_
+#pragma once
 
 #include <chrono>
 #include <cstdint>
@@ -106,5 +105,3 @@ class RedisValueTier final : public ValueTier {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_TIER_REDIS_REDIS_VALUE_TIER_H_

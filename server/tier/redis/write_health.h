@@ -6,8 +6,7 @@
 // there, and nobody knows. That a server is left alone, or none answers, its client tells; such
 // ends say nothing here.
 // Thread-safety: any thread. Cost: a map of servers under a lock of its own.
-#ifndef KVSTRATA_SERVER_TIER_REDIS_WRITE_HEALTH_H_
-#define KVSTRATA_SERVER_TIER_REDIS_WRITE_HEALTH_H_
+#pragma once
 
 #include <chrono>
 #include <cstdint>
@@ -45,5 +44,3 @@ class WriteHealth {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_TIER_REDIS_WRITE_HEALTH_H_

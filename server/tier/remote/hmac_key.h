@@ -5,8 +5,7 @@
 // an algorithm for each message, which costs several times what hashing it does.
 // Thread-safety: const methods from any thread. Cost: 0.2 us, and 1 us for 1.8 KB. Wiped when it
 // goes.
-#ifndef KVSTRATA_SERVER_TIER_REMOTE_HMAC_KEY_H_
-#define KVSTRATA_SERVER_TIER_REMOTE_HMAC_KEY_H_
+#pragma once
 
 #include <array>
 #include <cstddef>
@@ -39,5 +38,3 @@ class HmacKey {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_TIER_REMOTE_HMAC_KEY_H_

@@ -2,8 +2,7 @@
 // KnownValues: which values of servers this process saw lately, and their sizes, for whoever asks
 // without waiting. Bounded in number and age; no promise. Thread-safety: any thread. Cost: a map's
 // look-up; at most 16 MiB.
-#ifndef KVSTRATA_SERVER_TIER_REMOTE_KNOWN_VALUES_H_
-#define KVSTRATA_SERVER_TIER_REMOTE_KNOWN_VALUES_H_
+#pragma once
 
 #include <chrono>
 #include <functional>
@@ -41,5 +40,3 @@ class KnownValues {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_TIER_REMOTE_KNOWN_VALUES_H_

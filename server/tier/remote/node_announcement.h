@@ -6,8 +6,7 @@
 // Everything is authenticated under keys that come of the cluster's secret: who can write in the
 // servers, or call a node, can make nothing that is accepted. Nothing is encrypted.
 // Thread-safety: values; const methods from any thread. Cost: 1 us each.
-#ifndef KVSTRATA_SERVER_TIER_REMOTE_NODE_ANNOUNCEMENT_H_
-#define KVSTRATA_SERVER_TIER_REMOTE_NODE_ANNOUNCEMENT_H_
+#pragma once
 
 #include <chrono>
 #include <cstdint>
@@ -62,5 +61,3 @@ class NodeKeys {
 };
 
 }  // namespace kvstrata::remote
-
-#endif  // KVSTRATA_SERVER_TIER_REMOTE_NODE_ANNOUNCEMENT_H_

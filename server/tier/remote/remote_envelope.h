@@ -4,8 +4,7 @@
 //
 // Pure functions, any thread. Bytes 64 to 512 are encrypted where `seal` is kGcm; what is here is
 // what they are before.
-#ifndef KVSTRATA_SERVER_TIER_REMOTE_REMOTE_ENVELOPE_H_
-#define KVSTRATA_SERVER_TIER_REMOTE_REMOTE_ENVELOPE_H_
+#pragma once
 
 #include <array>
 #include <bit>
@@ -69,5 +68,3 @@ bool Begins(const Envelope& envelope, Seal seal);
 bool Sound(const Envelope& envelope);
 
 }  // namespace kvstrata::remote
-
-#endif  // KVSTRATA_SERVER_TIER_REMOTE_REMOTE_ENVELOPE_H_

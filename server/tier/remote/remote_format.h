@@ -23,8 +23,7 @@
 // bytes fail their check: flipped, cut, forged, of another tenant, secret or Seal), REMOTE_OTHER
 // (sound, but of another key, stripe, or version of the value), REMOTE_STALE (written longer ago
 // than max_age, or in the future).
-#ifndef KVSTRATA_SERVER_TIER_REMOTE_REMOTE_FORMAT_H_
-#define KVSTRATA_SERVER_TIER_REMOTE_REMOTE_FORMAT_H_
+#pragma once
 
 #include <array>
 #include <chrono>
@@ -179,5 +178,3 @@ class RemoteFormat {
 };
 
 }  // namespace kvstrata::remote
-
-#endif  // KVSTRATA_SERVER_TIER_REMOTE_REMOTE_FORMAT_H_

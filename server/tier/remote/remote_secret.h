@@ -10,8 +10,7 @@
 // NOT_FOUND REMOTE_SECRET (no file), PERMISSION_DENIED REMOTE_SECRET (it cannot be read, others may
 // read it, or it is another user's), INVALID_ARGUMENT REMOTE_SECRET (no plain file; not such a
 // line).
-#ifndef KVSTRATA_SERVER_TIER_REMOTE_REMOTE_SECRET_H_
-#define KVSTRATA_SERVER_TIER_REMOTE_REMOTE_SECRET_H_
+#pragma once
 
 #include <sys/types.h>
 
@@ -74,5 +73,3 @@ class RemoteSecret {
 };
 
 }  // namespace kvstrata::remote
-
-#endif  // KVSTRATA_SERVER_TIER_REMOTE_REMOTE_SECRET_H_

@@ -3,11 +3,9 @@
 // behind each other, every 4 MiB a stripe of its own, the last one shorter.
 //
 // Thread-safety: pure functions. Cost: a look at each buffer; StripeParts allocates its list.
-#ifndef KVSTRATA_SERVER_TIER_REMOTE_REMOTE_STRIPES_H_
-#define KVSTRATA_SERVER_TIER_REMOTE_REMOTE_STRIPES_H_
+#pragma once
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -52,5 +50,3 @@ std::vector<std::span<Byte>> StripeParts(std::span<const std::span<Byte>> buffer
 }
 
 }  // namespace kvstrata::remote
-
-#endif  // KVSTRATA_SERVER_TIER_REMOTE_REMOTE_STRIPES_H_

@@ -6,8 +6,7 @@
 // has filled up again is as good as a new one and goes when there is another tenant; one more that
 // moves bytes within that second moves none. Thread-safety: none; its owner's lock guards it. Cost:
 // a map's look-up; with all buckets in use a look at each.
-#ifndef KVSTRATA_SERVER_WORK_RATES_TENANT_RATES_H_
-#define KVSTRATA_SERVER_WORK_RATES_TENANT_RATES_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -75,5 +74,3 @@ class TenantRates {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_WORK_RATES_TENANT_RATES_H_

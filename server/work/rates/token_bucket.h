@@ -4,8 +4,7 @@
 // server/store/options/copy_rate.h).
 //
 // Thread-safety: none; its owner's lock guards it.
-#ifndef KVSTRATA_SERVER_WORK_RATES_TOKEN_BUCKET_H_
-#define KVSTRATA_SERVER_WORK_RATES_TOKEN_BUCKET_H_
+#pragma once
 
 #include <algorithm>
 #include <chrono>
@@ -45,5 +44,3 @@ class TokenBucket {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_WORK_RATES_TOKEN_BUCKET_H_

@@ -4,8 +4,7 @@
 // thousands of values, and would push everything else out of the last events.
 //
 // Thread-safety: any thread. Cost: a short lock, and a line where one is written.
-#ifndef KVSTRATA_SERVER_WORK_TIERS_LOST_VALUE_LOG_H_
-#define KVSTRATA_SERVER_WORK_TIERS_LOST_VALUE_LOG_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -33,5 +32,3 @@ class LostValueLog {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_WORK_TIERS_LOST_VALUE_LOG_H_

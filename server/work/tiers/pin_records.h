@@ -3,14 +3,11 @@
 // that it is there whole or not at all (docs/disk_format.md, "Pins"). Its time is kept by the clock
 // of the machine: it goes on while no daemon runs. Thread-safety: any thread. Blocking: they wait
 // for the tier.
-#ifndef KVSTRATA_SERVER_WORK_TIERS_PIN_RECORDS_H_
-#define KVSTRATA_SERVER_WORK_TIERS_PIN_RECORDS_H_
+#pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -51,5 +48,3 @@ Status ErasePin(ValueTier* tier, uint64_t pin, Deadline deadline);
 std::vector<PrefixPin> ReadPins(ValueTier* tier, Deadline deadline);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_WORK_TIERS_PIN_RECORDS_H_

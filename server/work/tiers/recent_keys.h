@@ -4,8 +4,7 @@
 //
 // What was learned first is forgotten first. Thread-safety: all methods, from any thread; one lock
 // of its own, for a look-up. Cost: 100 bytes a key.
-#ifndef KVSTRATA_SERVER_WORK_TIERS_RECENT_KEYS_H_
-#define KVSTRATA_SERVER_WORK_TIERS_RECENT_KEYS_H_
+#pragma once
 
 #include <chrono>
 #include <cstddef>
@@ -76,5 +75,3 @@ struct KnownKeys {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_WORK_TIERS_RECENT_KEYS_H_

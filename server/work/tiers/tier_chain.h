@@ -9,10 +9,8 @@
 // Ownership: borrows store and rows, which outlive it; is the store's tier from the first Add on.
 // Thread-safety: Add by one thread, before the store is used; all else from any thread. Errors:
 // those of pins.
-#ifndef KVSTRATA_SERVER_WORK_TIERS_TIER_CHAIN_H_
-#define KVSTRATA_SERVER_WORK_TIERS_TIER_CHAIN_H_
+#pragma once
 
-#include <memory>
 #include <vector>
 
 #include "server/store/store.h"
@@ -44,5 +42,3 @@ class TierChain final : public PageTier {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_WORK_TIERS_TIER_CHAIN_H_

@@ -11,8 +11,7 @@
 // Ownership: borrows tier and buffers. Thread-safety: all methods, from any thread; one lock of its
 // own, held for a look at the queue. Errors: none; what fails is counted, and logged at most once a
 // second.
-#ifndef KVSTRATA_SERVER_WORK_TIERS_TIER_LOADS_H_
-#define KVSTRATA_SERVER_WORK_TIERS_TIER_LOADS_H_
+#pragma once
 
 #include <atomic>
 #include <chrono>
@@ -21,7 +20,6 @@
 #include <deque>
 #include <functional>
 #include <memory>
-#include <span>
 #include <stop_token>
 #include <vector>
 
@@ -121,5 +119,3 @@ class TierLoads {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_WORK_TIERS_TIER_LOADS_H_

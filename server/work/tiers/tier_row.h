@@ -11,8 +11,7 @@
 // Ownership: borrows store and tiers, which outlive it. Thread-safety: all methods, from any
 // thread. Errors: none reach a caller but those of drains, pins and scrubs; they are counted, and
 // logged at most once a second each way.
-#ifndef KVSTRATA_SERVER_WORK_TIERS_TIER_ROW_H_
-#define KVSTRATA_SERVER_WORK_TIERS_TIER_ROW_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -89,5 +88,3 @@ class TierRow {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_WORK_TIERS_TIER_ROW_H_

@@ -4,13 +4,11 @@
 //
 // Ownership: borrows what it is given. Thread-safety: all methods, from any thread. Errors:
 // FAILED_PRECONDITION SCRUB_RUNNING, UNAVAILABLE DAEMON_STOPPING.
-#ifndef KVSTRATA_SERVER_WORK_TIERS_TIER_SCRUBS_H_
-#define KVSTRATA_SERVER_WORK_TIERS_TIER_SCRUBS_H_
+#pragma once
 
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -109,5 +107,3 @@ class TierScrubs {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_WORK_TIERS_TIER_SCRUBS_H_

@@ -11,8 +11,7 @@
 //
 // Ownership: borrows the tier and what is known of it. Thread-safety: all methods, from any thread.
 // Errors: none reach a caller; they are counted.
-#ifndef KVSTRATA_SERVER_WORK_TIERS_TIER_SEARCHES_H_
-#define KVSTRATA_SERVER_WORK_TIERS_TIER_SEARCHES_H_
+#pragma once
 
 #include <chrono>
 #include <condition_variable>
@@ -109,5 +108,3 @@ class TierSearches {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_WORK_TIERS_TIER_SEARCHES_H_

@@ -10,14 +10,12 @@
 //
 // Ownership: borrows what it is given. Thread-safety: all methods, from any thread. Errors: only
 // those of drains; the others are counted, and logged at most once a second.
-#ifndef KVSTRATA_SERVER_WORK_TIERS_TIER_WRITER_H_
-#define KVSTRATA_SERVER_WORK_TIERS_TIER_WRITER_H_
+#pragma once
 
 #include <chrono>
 #include <cstdint>
 #include <functional>
 #include <stop_token>
-#include <string>
 #include <thread>
 #include <vector>
 
@@ -127,5 +125,3 @@ class TierWriter {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_WORK_TIERS_TIER_WRITER_H_

@@ -5,8 +5,7 @@
 // Ownership: borrows store and tier (null: there is none), which outlive it. Thread-safety: all
 // methods, from any thread. Blocking: Get and Verify wait for the disk, 10 s at most. Cost: a list
 // holds the store's lock for 256 records at a time, the tier's for 256 slots.
-#ifndef KVSTRATA_SERVER_WORK_TIERS_VALUE_CATALOG_H_
-#define KVSTRATA_SERVER_WORK_TIERS_VALUE_CATALOG_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -56,5 +55,3 @@ class ValueCatalog {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_WORK_TIERS_VALUE_CATALOG_H_

@@ -8,8 +8,7 @@
 //
 // Thread-safety: all methods, from any thread; one lock of its own, held for a look at the queue.
 // Blocking: Take and Pace alone.
-#ifndef KVSTRATA_SERVER_WORK_TIERS_WRITE_QUEUE_H_
-#define KVSTRATA_SERVER_WORK_TIERS_WRITE_QUEUE_H_
+#pragma once
 
 #include <atomic>
 #include <chrono>
@@ -135,5 +134,3 @@ class WriteQueue {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_WORK_TIERS_WRITE_QUEUE_H_

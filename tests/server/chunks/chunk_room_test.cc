@@ -7,6 +7,7 @@
 #include <set>
 #include <vector>
 
+#include "tests/server/chunks/room_counts.h"
 #include "tests/server/chunks/room_driver.h"
 
 namespace kvstrata {
@@ -104,7 +105,7 @@ TEST(ChunkRoom, AWholeSlabGoesToRowsOfAnotherSizeWhenItIsOldest) {
   for (uint64_t at = 0; at < kRows; at += 16) StoreKeys(&driver, small, UpTo(at, 16));
   TestClient* const large = driver.Join("large", kMiB, 2);
   StoreKeys(&driver, large, {1, 2});
-  driver.room->Check();
+  ChunkRoomTestPeer::CheckCounts(*driver.room);
   const size_t left = Present(&driver, small, UpTo(0, kRows));
   EXPECT_EQ(left, kRows - 8);                          // one slab of 2 MiB
   EXPECT_EQ(Present(&driver, small, UpTo(8, 8)), 0u);  // the first packet's end
@@ -176,7 +177,7 @@ TEST(ChunkRoom, CreditsThatNobodyUsesAreRecalledWhenWhatIsYoungerGivesWay) {
   EXPECT_EQ(idle->credits.size(), kRows / 4);
   StoreKeys(&driver, busy, UpTo(at, 8));
   EXPECT_EQ(idle->recalled, kRows / 4 - 1);
-  driver.room->Check();
+  ChunkRoomTestPeer::CheckCounts(*driver.room);
 }
 
 TEST(ChunkRoom, WhoIsStarvedHasOthersGiveBackWhatTheyDoNotUse) {
@@ -209,7 +210,7 @@ TEST(ChunkRoom, ALayoutTakesItsShareAndNoMore) {
   EXPECT_EQ(driver.room->Numbers().leased.chunks, kRows / 4);
   driver.Want(small, kRows);
   EXPECT_EQ(small->credits.size(), kRows / 8);
-  driver.room->Check();
+  ChunkRoomTestPeer::CheckCounts(*driver.room);
 }
 
 TEST(ChunkRoom, AShareOfOneSlabHasARowWhateverItsSize) {
@@ -269,7 +270,7 @@ TEST(ChunkRoom, ABytesChangedAfterStoreReachesNoTierAndNobody) {
   driver.Want(client, kRows);
   EXPECT_FALSE(client->credits.contains(id));
   driver.Release(client, 1);
-  driver.room->Check();
+  ChunkRoomTestPeer::CheckCounts(*driver.room);
   const ChunkNumbers numbers = driver.room->Numbers();
   EXPECT_EQ(numbers.by_state[static_cast<size_t>(ChunkState::kDropped)].chunks, 0u);
 }
@@ -336,7 +337,7 @@ TEST(ChunkRoom, AReadThatFailsIsAMissAndItsRoomIsFreeWhenTheTierLetsGo) {
   EXPECT_EQ(reading(), 1u);
   driver.room->OnDone(driver.let_go.front());
   EXPECT_EQ(reading(), 0u);
-  driver.room->Check();
+  ChunkRoomTestPeer::CheckCounts(*driver.room);
 }
 
 TEST(ChunkRoom, WhatIsOnlyElsewhereIsAskedForAndRead) {

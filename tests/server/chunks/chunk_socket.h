@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A chunk server over small memory, and the smallest client of it, for tests. Every wait has a
 // deadline; what does not come is an empty packet.
-#ifndef KVSTRATA_TESTS_SERVER_CHUNKS_CHUNK_SOCKET_H_
-#define KVSTRATA_TESTS_SERVER_CHUNKS_CHUNK_SOCKET_H_
+#pragma once
 
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -219,5 +218,3 @@ class ChunkServerFixture : public ::testing::Test {
 };
 
 }  // namespace kvstrata::testing
-
-#endif  // KVSTRATA_TESTS_SERVER_CHUNKS_CHUNK_SOCKET_H_

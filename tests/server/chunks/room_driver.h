@@ -3,8 +3,7 @@
 // done when a test says so, and tiers below are a map.
 //
 // Every 4096 bytes of a row begin with its stamp, so that a row that others wrote to is found out.
-#ifndef KVSTRATA_TESTS_SERVER_CHUNKS_ROOM_DRIVER_H_
-#define KVSTRATA_TESTS_SERVER_CHUNKS_ROOM_DRIVER_H_
+#pragma once
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -198,5 +197,3 @@ class RoomDriver {
 };
 
 }  // namespace kvstrata::testing
-
-#endif  // KVSTRATA_TESTS_SERVER_CHUNKS_ROOM_DRIVER_H_

@@ -5,8 +5,7 @@
 // An honest disk (killed, lost, reordered, torn) keeps what a flush covered: such a value must be
 // there. One that lies (stale, misdirected) may lose anything. Neither may show a byte that is not
 // the value of its key, or an older value than the last one that was durable.
-#ifndef KVSTRATA_TESTS_SERVER_TIER_CRASH_ORACLE_H_
-#define KVSTRATA_TESTS_SERVER_TIER_CRASH_ORACLE_H_
+#pragma once
 
 #include <array>
 #include <cstdint>
@@ -60,5 +59,3 @@ FlipFindings FlipBits(uint32_t seed, const FlipCounts& counts);
 uint32_t TestSeed();
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_TESTS_SERVER_TIER_CRASH_ORACLE_H_

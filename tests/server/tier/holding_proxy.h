@@ -2,8 +2,7 @@
 // HoldingProxy: holds back a Redis server's values that are larger than so many bytes, until it is
 // told to let them go. Behind such a value nothing comes on its connection.
 // Thread-safety: as ReplyProxy's; Release and held from any thread.
-#ifndef KVSTRATA_TESTS_SERVER_TIER_HOLDING_PROXY_H_
-#define KVSTRATA_TESTS_SERVER_TIER_HOLDING_PROXY_H_
+#pragma once
 
 #include "tests/server/tier/reply_proxy.h"
 
@@ -32,5 +31,3 @@ class HoldingProxy final : public ReplyProxy {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_TESTS_SERVER_TIER_HOLDING_PROXY_H_

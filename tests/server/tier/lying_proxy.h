@@ -2,8 +2,7 @@
 // LyingProxy: changes some of a Redis server's values on their way back: a bit flipped, cut off, or
 // an earlier value in its place.
 // Thread-safety: as ReplyProxy's; counters from any thread.
-#ifndef KVSTRATA_TESTS_SERVER_TIER_LYING_PROXY_H_
-#define KVSTRATA_TESTS_SERVER_TIER_LYING_PROXY_H_
+#pragma once
 
 #include <random>
 
@@ -32,5 +31,3 @@ class LyingProxy final : public ReplyProxy {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_TESTS_SERVER_TIER_LYING_PROXY_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tiers on a MooncakeFolder, over the real agent.
-#ifndef KVSTRATA_TESTS_SERVER_TIER_MOONCAKE_STORE_H_
-#define KVSTRATA_TESTS_SERVER_TIER_MOONCAKE_STORE_H_
+#pragma once
 
 #include <chrono>
 #include <memory>
@@ -47,5 +46,3 @@ inline bool AwaitReady(const MooncakeValueTier& tier) {
 }
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_TESTS_SERVER_TIER_MOONCAKE_STORE_H_

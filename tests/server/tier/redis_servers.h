@@ -4,8 +4,7 @@
 //
 // Debian's redis-tools has the server without a service: redis-check-rdb, by its other name.
 // Thread-safety: none. Errors abort the test.
-#ifndef KVSTRATA_TESTS_SERVER_TIER_REDIS_SERVERS_H_
-#define KVSTRATA_TESTS_SERVER_TIER_REDIS_SERVERS_H_
+#pragma once
 
 #include <sys/types.h>
 
@@ -75,5 +74,3 @@ class RedisServers {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_TESTS_SERVER_TIER_REDIS_SERVERS_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // RedisValueTiers over servers of a test.
-#ifndef KVSTRATA_TESTS_SERVER_TIER_REDIS_TIERS_H_
-#define KVSTRATA_TESTS_SERVER_TIER_REDIS_TIERS_H_
+#pragma once
 
 #include <memory>
 #include <string>
@@ -31,5 +30,3 @@ inline void AwaitSurvey(const RedisValueTier& tier) {
 }
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_TESTS_SERVER_TIER_REDIS_TIERS_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What may come of a remote tier instead of what was put, and a battery of such attacks, each with
 // the guard that stands against it (docs/remote_format.md, "What guards what").
-#ifndef KVSTRATA_TESTS_SERVER_TIER_REMOTE_ATTACKS_H_
-#define KVSTRATA_TESTS_SERVER_TIER_REMOTE_ATTACKS_H_
+#pragma once
 
 #include <cstdio>
 #include <random>
@@ -59,5 +58,3 @@ struct Attack {
 std::span<const Attack> Attacks();
 
 }  // namespace kvstrata::remote
-
-#endif  // KVSTRATA_TESTS_SERVER_TIER_REMOTE_ATTACKS_H_

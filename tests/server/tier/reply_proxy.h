@@ -2,8 +2,7 @@
 // ReplyProxy: stands between a client and a Redis server on loopback, and has its class decide what
 // becomes of each value on its way back. All else goes on as it is.
 // Thread-safety: the constructor's thread; one thread of its own moves bytes.
-#ifndef KVSTRATA_TESTS_SERVER_TIER_REPLY_PROXY_H_
-#define KVSTRATA_TESTS_SERVER_TIER_REPLY_PROXY_H_
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -52,5 +51,3 @@ class ReplyProxy {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_TESTS_SERVER_TIER_REPLY_PROXY_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A directory of a test's own, removed with all it holds.
-#ifndef KVSTRATA_TESTS_SERVER_TIER_SCRATCH_DIR_H_
-#define KVSTRATA_TESTS_SERVER_TIER_SCRATCH_DIR_H_
+#pragma once
 
 #include <stdlib.h>
 
@@ -32,5 +31,3 @@ class ScratchDir {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_TESTS_SERVER_TIER_SCRATCH_DIR_H_

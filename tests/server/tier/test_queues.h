@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // IoQueues for tests of the disk tier: one without threads, and the adaptors that record and fail.
-#ifndef KVSTRATA_TESTS_SERVER_TIER_TEST_QUEUES_H_
-#define KVSTRATA_TESTS_SERVER_TIER_TEST_QUEUES_H_
+#pragma once
 
 #include <condition_variable>
 #include <cstring>
@@ -65,5 +64,3 @@ std::unique_ptr<IoQueue> NewFaultyQueue(std::unique_ptr<IoQueue> upstream, uint3
                                         FaultPlan* plan);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_TESTS_SERVER_TIER_TEST_QUEUES_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Values for tests of the disk tier: bytes that tell which key, version and buffer they are of.
-#ifndef KVSTRATA_TESTS_SERVER_TIER_TIER_VALUES_H_
-#define KVSTRATA_TESTS_SERVER_TIER_TIER_VALUES_H_
+#pragma once
 
 #include <cstdlib>
 #include <cstring>
@@ -83,5 +82,3 @@ inline Status GetOne(DiskTier* tier, const std::string& key, const AlignedBuffer
 }
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_TESTS_SERVER_TIER_TIER_VALUES_H_

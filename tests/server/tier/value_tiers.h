@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Implementations of ValueTier under one face, for the suite that holds them all to the contract.
 // A new one adds a class and a row in value_tiers.cc.
-#ifndef KVSTRATA_TESTS_SERVER_TIER_VALUE_TIERS_H_
-#define KVSTRATA_TESTS_SERVER_TIER_VALUE_TIERS_H_
+#pragma once
 
 #include <memory>
 #include <string>
@@ -38,5 +37,3 @@ struct TierRow {
 const std::vector<TierRow>& TierRows();
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_TESTS_SERVER_TIER_VALUE_TIERS_H_

@@ -3,8 +3,7 @@
 // kernels between the sample and attention: scores of all candidates and their sums, masses, op
 // pick, and a bit for each token that was picked. How many are picked is made from lengths on the
 // device.
-#ifndef KVSTRATA_KERNELS_OPS_ATTEND_PLANES_BY_SHARE_SHARE_KERNELS_CUH_
-#define KVSTRATA_KERNELS_OPS_ATTEND_PLANES_BY_SHARE_SHARE_KERNELS_CUH_
+#pragma once
 
 #include "kernels/ops/attend_planes/sample_kernel.cuh"
 #include "kernels/ops/pick/pick_cuda.h"
@@ -206,5 +205,3 @@ inline PickBatch PickOf(const PlanesArguments& a) {
 }
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_ATTEND_PLANES_BY_SHARE_SHARE_KERNELS_CUH_

@@ -6,8 +6,7 @@
 // A graph stays good while the daemon packs more, until there are more extents than there is room
 // for. Threads: as CudaCodec. Cost: of each sequence 72 bytes an extent, layer and KV head, and
 // about 2 MB.
-#ifndef KVSTRATA_KERNELS_PLANS_MOSAICKV_GPU_CUDA_PACKED_H_
-#define KVSTRATA_KERNELS_PLANS_MOSAICKV_GPU_CUDA_PACKED_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -60,5 +59,3 @@ class CudaPacked final : public CudaCodec {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLANS_MOSAICKV_GPU_CUDA_PACKED_H_

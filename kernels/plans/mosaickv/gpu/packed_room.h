@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How much room steps on a GPU keep for a sequence's packed extents, and for its blocks: generous
 // where sequences grow, because each growth makes captured graphs stale.
-#ifndef KVSTRATA_KERNELS_PLANS_MOSAICKV_GPU_PACKED_ROOM_H_
-#define KVSTRATA_KERNELS_PLANS_MOSAICKV_GPU_PACKED_ROOM_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -46,5 +45,3 @@ struct BlockRoom {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLANS_MOSAICKV_GPU_PACKED_ROOM_H_

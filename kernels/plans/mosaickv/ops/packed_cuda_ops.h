@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The ops of codec packed on a GPU: OpsOf<cuda::PackedOps>(ops.packed).
-#ifndef KVSTRATA_KERNELS_PLANS_MOSAICKV_OPS_PACKED_CUDA_OPS_H_
-#define KVSTRATA_KERNELS_PLANS_MOSAICKV_OPS_PACKED_CUDA_OPS_H_
+#pragma once
 
 #include "kernels/ops/plan_ops.h"
 #include "kernels/plans/mosaickv/ops/attend_packed/attend_packed_cuda.h"
@@ -30,5 +29,3 @@ inline constexpr PackedOps kPackedCuda = {{},
                                           RotatePackCuda};
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_PLANS_MOSAICKV_OPS_PACKED_CUDA_OPS_H_

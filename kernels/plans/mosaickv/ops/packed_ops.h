@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The ops of codec packed on a CPU: OpsOf<PackedOps>(backend.packed).
-#ifndef KVSTRATA_KERNELS_PLANS_MOSAICKV_OPS_PACKED_OPS_H_
-#define KVSTRATA_KERNELS_PLANS_MOSAICKV_OPS_PACKED_OPS_H_
+#pragma once
 
 #include "kernels/ops/plan_ops.h"
 #include "kernels/plans/mosaickv/ops/attend_packed/attend_packed.h"
@@ -24,5 +23,3 @@ inline constexpr PackedOps kPackedRef = {{},        AttendPackedRef, ScorePacked
                                          RotateRef, RotatePackRef,   CovarianceRef};
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLANS_MOSAICKV_OPS_PACKED_OPS_H_

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "kernels/plans/planes/fine.h"
+#include "kernels/plans/planes/gpu/mid_cell_run.h"
 #include "kernels/select/selection_rule.h"
 #include "kernels/step/gpu/frame/cuda_frame.h"
 #include "kernels/step/gpu/frame/cuda_selector_rows.h"
@@ -25,6 +26,8 @@ PlanesFormat FormatOf(const Plan& plan, const Geometry& g) {
 
 uint64_t AddressOf(const std::byte* at) { return reinterpret_cast<uint64_t>(at); }
 
+bool IsRestDue(const PlanesStorage* stored) { return stored != nullptr && stored->rest_due(); }
+
 bool HasHotRows(const Plan& plan) {
   return plan.planes.lower == Tier::kHost && plan.planes.hot > 0;
 }
@@ -43,9 +46,6 @@ Status CheckPlanesExtent(const PlanesExtent& e, const PlanesFormat& format) {
 }
 
 Status PlanesServes(const Plan& plan) {
-  if (plan.planes.open_on_upper) {
-    return PlanUnserved("open_on", "\"upper\"", "op attend_planes over groups without lower runs");
-  }
   if (plan.planes.unit == kUnit) return OkStatus();
   return PlanUnserved("unit", std::to_string(plan.planes.unit),
                       "op attend_planes over groups of other sizes than 64 tokens");
@@ -92,6 +92,9 @@ Status CudaPlanes::Fit(const CudaFrame& frame) {
   Room room = room_;
   for (int i = 0; i < frame.members(); ++i) {
     if (!Has(frame, i)) continue;
+    if (const PlanesStorage* const stored = StoredOf(frame, i); IsRestDue(stored)) {
+      KVS_RETURN_IF_ERROR(FitMidCells(frame, FormatOf(frame.plan(i), frame.geometry())));
+    }
     const int32_t groups = frame.RoomFor(i) / kUnit + 1;
     Raise(&room.groups, groups, Generous(groups, kGroupsMultiple));
     room.members = std::max(room.members, frame.memory().members());
@@ -129,6 +132,22 @@ Status CudaPlanes::FitTo(const Room& room, const CudaFrame& frame) {
   return memory.Fit(&workspace_, frame.ops().attend_planes_workspace_bytes(attend));
 }
 
+Status CudaPlanes::FitMidCells(const CudaFrame& frame, const PlanesFormat& format) {
+  DeviceBuffer& mid_cells = MidCellsOf(format);
+  if (mid_cells.bytes() != 0) return OkStatus();
+  const std::vector<std::byte> run = MidCellRun(format);
+  std::vector<std::byte> all;
+  for (int32_t i = 0; i < frame.geometry().layers * frame.geometry().kv_heads; ++i) {
+    all.insert(all.end(), run.begin(), run.end());
+  }
+  KVS_RETURN_IF_ERROR(frame.memory().Fit(&mid_cells, static_cast<int64_t>(all.size())));
+  const cuda::CudaOps& ops = frame.ops();
+  int error = ops.copy_async(mid_cells.as<void>(), all.data(), all.size(), frame.stream());
+  if (error == 0) error = ops.synchronize(frame.stream());
+  if (error != 0) KVS_RETURN_IF_ERROR(mid_cells.Free());
+  return frame.Check(error, "copying runs that stand for others");
+}
+
 Status CudaPlanes::Stage(CudaFrame* frame) {
   StepMemory& memory = frame->memory();
   bool any = false;
@@ -152,7 +171,8 @@ Status CudaPlanes::Stage(CudaFrame* frame) {
       "zeroing counters");
 }
 
-// Runs of an extent are [layers][kv_heads][groups]: its entries say how many groups it has.
+// Runs of an extent are [layers][kv_heads][groups]: its entries say how many groups it has. All
+// groups have the same run in place of those that are on their way.
 Status CudaPlanes::StageMember(CudaFrame* frame, int member, const PlanesStorage& stored) {
   uint64_t& known = ids_[static_cast<size_t>(member)];
   known = 0;  // until all of it is on its way
@@ -161,7 +181,8 @@ Status CudaPlanes::StageMember(CudaFrame* frame, int member, const PlanesStorage
     const auto shift = static_cast<uint64_t>(std::countr_zero(static_cast<uint32_t>(e.groups)));
     for (int32_t g = 0; g < e.groups; ++g) {
       upper.push_back(AddressOf(e.Upper(0, g)) + shift);
-      lower.push_back(AddressOf(e.Lower(0, g)) + shift);
+      lower.push_back(stored.rest_due() ? AddressOf(MidCellsOf(e.format).as<std::byte>())
+                                        : AddressOf(e.Lower(0, g)) + shift);
     }
   }
   const auto write = [&](WordTable* table, const std::vector<uint64_t>& words) {
@@ -173,8 +194,13 @@ Status CudaPlanes::StageMember(CudaFrame* frame, int member, const PlanesStorage
   return OkStatus();
 }
 
-// One that is outgrown is given up for a new one.
+// One that is outgrown is given up for a new one. Of runs that stand for others nothing is copied.
 Status CudaPlanes::StageHotRows(CudaFrame* frame, int member) {
+  const auto write = [&](const cuda::HotSequence& table) {
+    return frame->memory().Write(&hot_, member, std::as_bytes(std::span(&table, 1)),
+                                 frame->stream());
+  };
+  if (IsRestDue(StoredOf(*frame, member))) return write({});
   const Geometry& g = frame->geometry();
   const Plan& plan = frame->plan(member);
   std::shared_ptr<CudaHotRows>& hot = frame->state(member).on_gpu.hot_rows;
@@ -187,8 +213,7 @@ Status CudaPlanes::StageHotRows(CudaFrame* frame, int member) {
                  {int64_t{g.layers} * g.kv_heads, plan.planes.hot, FormatOf(plan, g).row_bytes()},
                  Generous(groups, kGroupsMultiple), hot_cache_budget_));
   }
-  const cuda::HotSequence table = hot->table();
-  return frame->memory().Write(&hot_, member, std::as_bytes(std::span(&table, 1)), frame->stream());
+  return write(hot->table());
 }
 
 bool CudaPlanes::InFull(const CudaFrame& frame, const CudaPart& part, int layer) {
@@ -280,8 +305,9 @@ Status CudaPlanes::AddReads(const CudaFrame& frame, const CudaPart& part, int me
   };
   KVS_RETURN_IF_ERROR(read(fetched, FetchedOf(frame, member, layer), &cost->attend_bytes));
   KVS_RETURN_IF_ERROR(read(hot, HotOf(frame, member, layer), &cost->hot_bytes));
-  const bool in_full =
-      InFull(frame, part, layer) || AttendsInFull(part.plan, frame.member(member).view.tokens + 1);
+  const bool in_full = !IsRestDue(StoredOf(frame, member)) &&
+                       (InFull(frame, part, layer) ||
+                        AttendsInFull(part.plan, frame.member(member).view.tokens + 1));
   const auto sealed = static_cast<uint64_t>(EndOf(frame.state(member)));
   (in_full ? cost->rows : cost->coarse_rows) += sealed * fetched.size();
   return OkStatus();

@@ -1,17 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // CudaPlanes: codec planes on a GPU. Rows of groups that are not sealed are attended on their
 // pages, and op attend_planes merges them with the sealed ones, of which it finds those that are
-// read by all of their planes. Of several new tokens of a member each reads all of them so.
+// read by all of their planes. Of several new tokens of a member each reads all of them so, and so
+// do those of a prompt that was opened without its raw rows.
 //
 // One table serves all layers and heads, and a graph stays good while the daemon seals more, as
 // long as sequences have room for their tokens.
 // Where lower runs lie in the host's memory, rows that were fine lately are in a cache of the
 // sequence's own (cuda_hot_rows.h).
+// While lower runs are on their way from a tier a sequence's table names others that stand for them
+// (mid_cell_run.h), and no copies. The first Begin behind the table that has all of them writes its
+// addresses, on the stream, so steps under way end as they began, and no graph is stale.
 // Threads: as CudaCodec. Cost: 16 bytes a group of 64 tokens and sequence, 16 a layer, KV head and
-// sequence, and some MB; hot caches are their sequences'. With a `share` 4 bytes a packed token,
-// query head and sequence, and as many a KV head.
-#ifndef KVSTRATA_KERNELS_PLANS_PLANES_GPU_CUDA_PLANES_H_
-#define KVSTRATA_KERNELS_PLANS_PLANES_GPU_CUDA_PLANES_H_
+// sequence, and some MB; hot caches are their sequences'. The first sequence of a `keep` whose
+// lower runs are on their way takes what one group takes, makes graphs stale, and waits. With a
+// `share` 4 bytes more a packed token, query head and sequence, and as many a KV head.
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -52,6 +56,11 @@ class CudaPlanes final : public CudaCodec {
   };
 
   Status FitTo(const Room& room, const CudaFrame& frame);
+  // Runs that stand for those that are on their way.
+  Status FitMidCells(const CudaFrame& frame, const PlanesFormat& format);
+  DeviceBuffer& MidCellsOf(const PlanesFormat& format) {
+    return mid_cells_[format.keep == 8 ? 1 : 0];
+  }
   // Null: nothing of the member is sealed, or it is of another codec.
   const PlanesStorage* StoredOf(const CudaFrame& frame, int member) const;
   // Whether the tables on the GPU are those of the member's extents.
@@ -76,9 +85,8 @@ class CudaPlanes final : public CudaCodec {
   DeviceBuffer partial_;       // m, l, o of the raw rows
   DeviceBuffer workspace_;     // for op attend_planes
   WordTable hot_;              // by member: cuda::HotSequence
+  DeviceBuffer mid_cells_[2];  // MidCellRun [layers][kv_heads], of `keep` 4 and 8
   DeviceBuffer fetched_;       // bytes [2][layers][members][kv_heads] of this step: all, hot ones
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLANS_PLANES_GPU_CUDA_PLANES_H_

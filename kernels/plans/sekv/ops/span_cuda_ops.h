@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The ops of codec lowrank on a GPU: OpsOf<cuda::SpanOps>(ops.lowrank).
-#ifndef KVSTRATA_KERNELS_PLANS_SEKV_OPS_SPAN_CUDA_OPS_H_
-#define KVSTRATA_KERNELS_PLANS_SEKV_OPS_SPAN_CUDA_OPS_H_
+#pragma once
 
 #include "kernels/ops/plan_ops.h"
 #include "kernels/plans/sekv/ops/attend_spans/attend_spans_cuda.h"
@@ -22,5 +21,3 @@ inline constexpr SpanOps kSpanCuda = {
     {}, ScoreSpansCuda, ExpandSpansCuda, AttendSpansWorkspaceBytes, AttendSpansCuda};
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_PLANS_SEKV_OPS_SPAN_CUDA_OPS_H_

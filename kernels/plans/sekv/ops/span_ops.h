@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The ops of codec lowrank on a CPU: OpsOf<SpanOps>(backend.lowrank).
-#ifndef KVSTRATA_KERNELS_PLANS_SEKV_OPS_SPAN_OPS_H_
-#define KVSTRATA_KERNELS_PLANS_SEKV_OPS_SPAN_OPS_H_
+#pragma once
 
 #include "kernels/ops/plan_ops.h"
 #include "kernels/plans/sekv/ops/attend_lowrank/attend_lowrank.h"
@@ -18,5 +17,3 @@ inline constexpr SpanOps kSpanSimd = {{}, AttendLowRankSimd, SvdSimd};
 inline constexpr SpanOps kSpanRef = {{}, AttendLowRankRef, SvdRef};
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLANS_SEKV_OPS_SPAN_OPS_H_

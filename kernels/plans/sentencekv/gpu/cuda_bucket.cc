@@ -8,7 +8,6 @@
 //
 // Prompt tokens that no layer was given queries of are not observed (docs/spec/sentencekv.md 2).
 #include <algorithm>
-#include <bit>
 #include <cmath>
 
 #include "kernels/plans/sentencekv/bucket_rule.h"

@@ -9,8 +9,7 @@
 //                  kept[firsts[i + 1] - 1]
 //   whole: sentences all of whose tokens are kept (generated ones; all of a short prompt's), the
 //                  same in all rows: [whole[2 i], whole[2 i + 1])
-#ifndef KVSTRATA_KERNELS_PLANS_SENTENCEKV_OPS_SENTENCE_TABLE_H_
-#define KVSTRATA_KERNELS_PLANS_SENTENCEKV_OPS_SENTENCE_TABLE_H_
+#pragma once
 
 #include <cstdint>
 
@@ -48,5 +47,3 @@ struct SentenceTable {
 KVS_HOST_DEVICE inline int64_t QuerySumFloats(int32_t head_dim) { return int64_t{head_dim} + 4; }
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_PLANS_SENTENCEKV_OPS_SENTENCE_TABLE_H_

@@ -6,8 +6,7 @@
 // the GPU, which Stage brings up to date when the daemon has stored more: a graph reads what is
 // there and stays good. Implementations: cuda_packed.h, cuda_planes.h, cuda_spans.cc.
 // Threads: one call at a time.
-#ifndef KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_CODEC_H_
-#define KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_CODEC_H_
+#pragma once
 
 #include <cstdint>
 
@@ -55,5 +54,3 @@ class CudaCodec {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_CODEC_H_

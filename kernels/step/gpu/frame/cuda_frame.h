@@ -4,8 +4,7 @@
 //
 // Addresses are the device's. Nothing here waits for the GPU but CopyToHost.
 // Threads: one call at a time.
-#ifndef KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_FRAME_H_
-#define KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_FRAME_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -115,5 +114,3 @@ class CudaFrame : public StepBatch {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_FRAME_H_

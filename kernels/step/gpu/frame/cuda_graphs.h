@@ -4,8 +4,7 @@
 //
 // All of it is forgotten when the workspace's memory has grown: the graphs hold addresses that are
 // gone. Threads: one call at a time.
-#ifndef KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_GRAPHS_H_
-#define KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_GRAPHS_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -49,5 +48,3 @@ class CudaGraphs {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_GRAPHS_H_

@@ -5,8 +5,7 @@
 // place, over the bus.
 //
 // Belongs to a workspace, as a CudaSelector does. Threads: one call at a time.
-#ifndef KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_HOST_PAGES_H_
-#define KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_HOST_PAGES_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -47,5 +46,3 @@ class CudaHostPages {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_HOST_PAGES_H_

@@ -3,8 +3,7 @@
 // that steps completed, which a Begin writes.
 //
 // Belongs to a workspace, as a CudaSelector does. Threads: one call at a time.
-#ifndef KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_INDEX_H_
-#define KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_INDEX_H_
+#pragma once
 
 #include <cstdint>
 
@@ -40,5 +39,3 @@ class CudaIndex {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_INDEX_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // CudaPart: new tokens of one member of a step on a GPU, or of several members with one each, that
 // one launch of every op serves. A prompt whose chunks select has a part for each.
-#ifndef KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_PART_H_
-#define KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_PART_H_
+#pragma once
 
 #include <cstdint>
 
@@ -24,12 +23,10 @@ struct CudaPart {
   bool measures = false;             // attended once more, for what it lost (cuda_shadow.h)
   bool idle = false;                 // all members of the step are shorter than their min_tokens
   int32_t list = 0;                  // first among the lists of its selector
-  Plan plan;                         // plan of the members, where it selects or observes
+  Plan plan;                         // plan of the members, where one of these is set
   CudaSelector* selector = nullptr;  // the same; null: selector full
-  CudaCodec* codec = nullptr;        // where it selects; null: raw rows
+  CudaCodec* codec = nullptr;        // where it selects, or raw rows are gone; null: raw rows
   bool operator==(const CudaPart&) const = default;
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_PART_H_

@@ -44,6 +44,7 @@ void CutMember(const CudaFrame& frame, const CudaWorkspace& workspace, int membe
   const CudaSelectorTraits traits =
       selector == nullptr ? CudaSelectorTraits() : selector->traits(plan);
   const bool in_prompt = frame.state(member).prompt_tokens() < 0;
+  const bool raw_gone = in_prompt && frame.state(member).stored() != nullptr;
   const size_t before = parts->size();
   if (in_prompt && traits.prompt_chunk > 0) {
     CutPrompt(frame, member, traits.prompt_chunk, parts);
@@ -56,11 +57,11 @@ void CutMember(const CudaFrame& frame, const CudaWorkspace& workspace, int membe
   }
   for (size_t i = before; i < parts->size(); ++i) {
     CudaPart& part = (*parts)[i];
-    if (!part.selects && !part.observes) continue;
+    if (!part.selects && !part.observes && !raw_gone) continue;
     if (part.selects) part.list = NextList(std::span(*parts).first(i), selector);
     part.plan = plan;
     part.selector = selector;
-    part.codec = part.selects ? codec : nullptr;
+    part.codec = part.selects || raw_gone ? codec : nullptr;
     part.promotes = part.selects && !part.prompt && part.new_tokens == 1 &&
                     CudaHostPages::MayPromote(frame, member);
   }

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How the members of a step on a GPU are cut into parts: members that follow each other and attend
 // alike share launches, a prompt chunk that selects has one of its own.
-#ifndef KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_PARTS_H_
-#define KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_PARTS_H_
+#pragma once
 
 #include <vector>
 
@@ -24,5 +23,3 @@ bool Decodes(const std::vector<CudaPart>& parts);
 bool Serves(std::vector<CudaPart> captured, const std::vector<CudaPart>& parts);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_PARTS_H_

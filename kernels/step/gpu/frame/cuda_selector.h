@@ -11,11 +11,9 @@
 //
 // Order of a step: Fit, Stage, then Select and SelectionOf layer by layer, Read. Threads: one call
 // at a time.
-#ifndef KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_SELECTOR_H_
-#define KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_SELECTOR_H_
+#pragma once
 
 #include <cstdint>
-#include <memory>
 #include <vector>
 
 #include "base/status.h"
@@ -94,5 +92,3 @@ class CudaSelector {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_SELECTOR_H_

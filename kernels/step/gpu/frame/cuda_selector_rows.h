@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a GPU has of each selector and codec: a row each, in the file of its GPU half, and the
 // tables of them, which are made from kernels/plans/plan_list.h.
-#ifndef KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_SELECTOR_ROWS_H_
-#define KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_SELECTOR_ROWS_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -99,5 +98,3 @@ inline constexpr const CudaSelectorRow* kCudaSelectorRows[] = {&kCudaFull,
 std::span<const CudaSelectorRow* const> CudaSelectorRows();
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_SELECTOR_ROWS_H_

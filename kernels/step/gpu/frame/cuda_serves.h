@@ -3,10 +3,8 @@
 // file of its GPU half.
 //
 // Pure; any thread.
-#ifndef KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_SERVES_H_
-#define KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_SERVES_H_
+#pragma once
 
-#include <string>
 #include <string_view>
 
 #include "base/status.h"
@@ -27,5 +25,3 @@ Status PlanUnserved(std::string_view key, std::string_view value, std::string_vi
 Status CudaIndexServes(const Plan& plan);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_SERVES_H_

@@ -5,8 +5,7 @@
 // Host memory is copied before a call returns, so that the caller may write to it then; it is
 // refused under capture. Belongs to a workspace. Threads: one call at a time. Errors: CUDA_ERROR,
 // GPU_MEMORY; FAILED_PRECONDITION CAPTURE_HOST_TENSOR, CAPTURE_ALLOCATES.
-#ifndef KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_TENSORS_H_
-#define KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_TENSORS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -59,5 +58,3 @@ class CudaTensors {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_TENSORS_H_

@@ -16,8 +16,7 @@
 // serves, 2 bytes a token and query head, and 4 a token; for sentencekv 4 bytes a listed token,
 // sequence and KV head, and at the end of a prompt up to 256 MB; what codecs take: cuda_packed.h,
 // cuda_planes.h, cuda_spans.cc. Growing waits for the GPU.
-#ifndef KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_WORKSPACE_H_
-#define KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_WORKSPACE_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -98,5 +97,3 @@ class CudaWorkspace {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_WORKSPACE_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // CudaLists: what op pick writes: of each list the units that it took, how many, and between which
 // positions they lie. Private to selectors on a GPU.
-#ifndef KVSTRATA_KERNELS_STEP_GPU_LISTS_CUDA_LISTS_H_
-#define KVSTRATA_KERNELS_STEP_GPU_LISTS_CUDA_LISTS_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -46,5 +45,3 @@ int64_t PickScratchBytes(const cuda::CudaOps& ops, int32_t members, int32_t grou
 int64_t VoteScratchBytes(const cuda::CudaOps& ops, const cuda::VoteBatch& shape, int32_t items);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_STEP_GPU_LISTS_CUDA_LISTS_H_

@@ -2,8 +2,7 @@
 // CudaScoredLists: a list of units for each member and KV head, the best by scores that an op
 // wrote: the room for scores and lists, op vote for KV heads by themselves, and op pick. Private to
 // selectors on a GPU (minmax, bits).
-#ifndef KVSTRATA_KERNELS_STEP_GPU_LISTS_CUDA_SCORED_LISTS_H_
-#define KVSTRATA_KERNELS_STEP_GPU_LISTS_CUDA_SCORED_LISTS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -51,5 +50,3 @@ class CudaScoredLists {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_STEP_GPU_LISTS_CUDA_SCORED_LISTS_H_

@@ -8,8 +8,7 @@
 // Threads: as SequenceState. Cost: SlotsOf pages of memory, and 8 bytes a page, layer and KV head:
 // with Llama-3.1-8B and 128K tokens 570 MB for quest, 2.2 GB for sentencekv. Where a budget has
 // less left there are fewer slots; where a GPU has not so much left, pages are attended in place.
-#ifndef KVSTRATA_KERNELS_STEP_GPU_MEMORY_CUDA_HOT_PAGES_H_
-#define KVSTRATA_KERNELS_STEP_GPU_MEMORY_CUDA_HOT_PAGES_H_
+#pragma once
 
 #include <memory>
 #include <vector>
@@ -59,5 +58,3 @@ class CudaHotPages {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_STEP_GPU_MEMORY_CUDA_HOT_PAGES_H_

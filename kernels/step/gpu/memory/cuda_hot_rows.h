@@ -7,8 +7,7 @@
 // Threads: as SequenceState. Cost: groups times heads times rows, each as long as a lower row and a
 // byte: with Llama-3.1-8B, 128K tokens and 8 rows 810 MB. Where a budget has less left there is
 // room for fewer groups; where a GPU has not so much left, rows are read in place.
-#ifndef KVSTRATA_KERNELS_STEP_GPU_MEMORY_CUDA_HOT_ROWS_H_
-#define KVSTRATA_KERNELS_STEP_GPU_MEMORY_CUDA_HOT_ROWS_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -55,5 +54,3 @@ class CudaHotRows {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_STEP_GPU_MEMORY_CUDA_HOT_ROWS_H_

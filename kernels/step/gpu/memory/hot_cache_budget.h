@@ -4,8 +4,7 @@
 // later.
 //
 // Threads: any; no lock.
-#ifndef KVSTRATA_KERNELS_STEP_GPU_MEMORY_HOT_CACHE_BUDGET_H_
-#define KVSTRATA_KERNELS_STEP_GPU_MEMORY_HOT_CACHE_BUDGET_H_
+#pragma once
 
 #include <algorithm>
 #include <atomic>
@@ -37,5 +36,3 @@ class HotCacheBudget {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_STEP_GPU_MEMORY_HOT_CACHE_BUDGET_H_

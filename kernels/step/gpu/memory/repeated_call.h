@@ -10,8 +10,7 @@
 //
 // Ownership: borrows the table of ops, owns the graph. Threads: one call at a time. The device is
 // the one that is current in Run.
-#ifndef KVSTRATA_KERNELS_STEP_GPU_MEMORY_REPEATED_CALL_H_
-#define KVSTRATA_KERNELS_STEP_GPU_MEMORY_REPEATED_CALL_H_
+#pragma once
 
 #include <cstdint>
 #include <utility>
@@ -71,5 +70,3 @@ class RepeatedCall {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_STEP_GPU_MEMORY_REPEATED_CALL_H_

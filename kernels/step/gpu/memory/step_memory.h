@@ -13,8 +13,7 @@
 //
 // Ownership: borrows the table of ops. Declared tables live as long as it does. Threads: one call
 // at a time. The device is the one that is current in calls. Cost: growing waits for the GPU.
-#ifndef KVSTRATA_KERNELS_STEP_GPU_MEMORY_STEP_MEMORY_H_
-#define KVSTRATA_KERNELS_STEP_GPU_MEMORY_STEP_MEMORY_H_
+#pragma once
 
 #include <array>
 #include <cstdint>
@@ -168,5 +167,3 @@ class StepMemory {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_STEP_GPU_MEMORY_STEP_MEMORY_H_

@@ -9,8 +9,7 @@
 // Thread-safety: one thread at a time. Units: bytes; O_DIRECT files want multiples of 4096 (memory,
 // offset and length). Errors: -errno in a result; a result may be short.
 // Cost: one system call for each Submit (io_uring), one for each request (threads).
-#ifndef KVSTRATA_SERVER_TIER_DISK_FILES_IO_QUEUE_H_
-#define KVSTRATA_SERVER_TIER_DISK_FILES_IO_QUEUE_H_
+#pragma once
 
 #include <chrono>
 #include <cstddef>
@@ -81,5 +80,3 @@ struct IoQueueChoice {
 IoQueueChoice NewIoQueue(uint32_t depth);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_TIER_DISK_FILES_IO_QUEUE_H_

@@ -3,8 +3,7 @@
 //
 // O_DIRECT where the file system has it. What a full disk has no room for is left out and said.
 // Cost: blocks; one fallocate for each new file.
-#ifndef KVSTRATA_SERVER_TIER_DISK_FILES_TIER_DIRECTORY_H_
-#define KVSTRATA_SERVER_TIER_DISK_FILES_TIER_DIRECTORY_H_
+#pragma once
 
 #include <array>
 #include <cstdint>
@@ -43,5 +42,3 @@ void CutLongerSegments(uint64_t segment_bytes, TierDirectory* dir);
 void ShrinkTierDirectory(uint32_t segments, TierDirectory* dir);
 
 }  // namespace kvstrata::disk
-
-#endif  // KVSTRATA_SERVER_TIER_DISK_FILES_TIER_DIRECTORY_H_

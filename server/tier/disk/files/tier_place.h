@@ -9,8 +9,7 @@
 // INVALID_ARGUMENT: no folder, no plain file, a file system that keeps no files),
 // PERMISSION_DENIED DISK_PERMISSION, FAILED_PRECONDITION
 // DISK_READ_ONLY, INTERNAL DISK_OPEN.
-#ifndef KVSTRATA_SERVER_TIER_DISK_FILES_TIER_PLACE_H_
-#define KVSTRATA_SERVER_TIER_DISK_FILES_TIER_PLACE_H_
+#pragma once
 
 #include <string>
 
@@ -52,5 +51,3 @@ std::string SegmentName(uint32_t i);
 std::string CheckpointName(uint32_t i);
 
 }  // namespace kvstrata::disk
-
-#endif  // KVSTRATA_SERVER_TIER_DISK_FILES_TIER_PLACE_H_

@@ -6,8 +6,7 @@
 // transfer still running ends with ETIMEDOUT. Requests that the device has not answered are
 // *abandoned*: they hold the transfer's memory (`keep`) until it does, and a place in the queue.
 // Thread-safety: one thread at a time.
-#ifndef KVSTRATA_SERVER_TIER_DISK_FILES_TRANSFER_QUEUE_H_
-#define KVSTRATA_SERVER_TIER_DISK_FILES_TRANSFER_QUEUE_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -82,5 +81,3 @@ class TransferQueue {
 };
 
 }  // namespace kvstrata::disk
-
-#endif  // KVSTRATA_SERVER_TIER_DISK_FILES_TRANSFER_QUEUE_H_

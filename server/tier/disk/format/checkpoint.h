@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The entries of a checkpoint as bytes (docs/disk_format.md, "Checkpoint").
 // Thread-safety: pure functions. Cost: linear.
-#ifndef KVSTRATA_SERVER_TIER_DISK_FORMAT_CHECKPOINT_H_
-#define KVSTRATA_SERVER_TIER_DISK_FORMAT_CHECKPOINT_H_
+#pragma once
 
 #include <cstdint>
 #include <optional>
@@ -34,5 +33,3 @@ std::optional<std::vector<NamedEntry>> ParseEntries(std::span<const std::byte> b
                                                     uint64_t count);
 
 }  // namespace kvstrata::disk
-
-#endif  // KVSTRATA_SERVER_TIER_DISK_FORMAT_CHECKPOINT_H_

@@ -3,8 +3,7 @@
 //
 // Thread-safety: values and pure functions. Cost: a checksum of 4 KiB for each block, and of the
 // whole payload for a value.
-#ifndef KVSTRATA_SERVER_TIER_DISK_FORMAT_FORMAT_H_
-#define KVSTRATA_SERVER_TIER_DISK_FORMAT_FORMAT_H_
+#pragma once
 
 #include <array>
 #include <bit>
@@ -142,5 +141,3 @@ void WriteHeader(const Place& place, SlotState state, uint64_t generation, std::
                  std::span<const SlotHeader::Buffer> buffers, SlotHeader* header);
 
 }  // namespace kvstrata::disk
-
-#endif  // KVSTRATA_SERVER_TIER_DISK_FORMAT_FORMAT_H_

@@ -3,8 +3,7 @@
 //
 // A segment serves slots of one size, or of none while it is empty; an empty one changes its size
 // when another size has no slot left. Thread-safety: none, the tier's lock. Cost: O(log segments).
-#ifndef KVSTRATA_SERVER_TIER_DISK_FORMAT_SEGMENT_TABLE_H_
-#define KVSTRATA_SERVER_TIER_DISK_FORMAT_SEGMENT_TABLE_H_
+#pragma once
 
 #include <compare>
 #include <cstdint>
@@ -82,5 +81,3 @@ class SegmentTable {
 };
 
 }  // namespace kvstrata::disk
-
-#endif  // KVSTRATA_SERVER_TIER_DISK_FORMAT_SEGMENT_TABLE_H_

@@ -6,8 +6,7 @@
 // A small value goes through scratch whole: its header in the first block, its payload behind. A
 // large one's whole blocks go from or to the caller's memory, the ends of its buffers through
 // scratch.
-#ifndef KVSTRATA_SERVER_TIER_DISK_FORMAT_VALUE_REQUESTS_H_
-#define KVSTRATA_SERVER_TIER_DISK_FORMAT_VALUE_REQUESTS_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -109,5 +108,3 @@ void ForScratch(const std::vector<std::span<Byte>>& buffers, std::byte* scratch,
 }
 
 }  // namespace kvstrata::disk
-
-#endif  // KVSTRATA_SERVER_TIER_DISK_FORMAT_VALUE_REQUESTS_H_

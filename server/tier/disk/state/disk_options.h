@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a disk tier (disk_tier.h) is made with, and what it tells of itself. Plain values.
-#ifndef KVSTRATA_SERVER_TIER_DISK_STATE_DISK_OPTIONS_H_
-#define KVSTRATA_SERVER_TIER_DISK_STATE_DISK_OPTIONS_H_
+#pragma once
 
 #include <chrono>
 #include <cstdint>
@@ -48,5 +47,3 @@ struct DiskTierStats {
 };
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_SERVER_TIER_DISK_STATE_DISK_OPTIONS_H_

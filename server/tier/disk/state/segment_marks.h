@@ -2,8 +2,7 @@
 // SegmentMarks: what the next start may believe of a segment. Its dirty mark is written before
 // anything else is, and a flush covers all that was put and erased before it. The writer's side is
 // held.
-#ifndef KVSTRATA_SERVER_TIER_DISK_STATE_SEGMENT_MARKS_H_
-#define KVSTRATA_SERVER_TIER_DISK_STATE_SEGMENT_MARKS_H_
+#pragma once
 
 #include <cstdint>
 #include <map>
@@ -53,5 +52,3 @@ class SlotErasure {
 };
 
 }  // namespace kvstrata::disk
-
-#endif  // KVSTRATA_SERVER_TIER_DISK_STATE_SEGMENT_MARKS_H_

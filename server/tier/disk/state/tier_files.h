@@ -5,8 +5,7 @@
 // By which number the queues know a file: first the segments that there were at the start, then
 // both checkpoints, then further segments. Ownership: owns the directory, the queues, and the
 // memory that the queues registered, for as long as they live.
-#ifndef KVSTRATA_SERVER_TIER_DISK_STATE_TIER_FILES_H_
-#define KVSTRATA_SERVER_TIER_DISK_STATE_TIER_FILES_H_
+#pragma once
 
 #include <condition_variable>
 #include <cstddef>
@@ -167,5 +166,3 @@ class TierFiles {
 };
 
 }  // namespace kvstrata::disk
-
-#endif  // KVSTRATA_SERVER_TIER_DISK_STATE_TIER_FILES_H_

@@ -5,8 +5,7 @@
 // The tier's parts (tier_files.h and others) hold the lock for as long as they look something up.
 // Locks: a side's (tier_files.h), then `mu`, which is a leaf and never held
 // around I/O.
-#ifndef KVSTRATA_SERVER_TIER_DISK_STATE_TIER_STATE_H_
-#define KVSTRATA_SERVER_TIER_DISK_STATE_TIER_STATE_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -87,5 +86,3 @@ class TierState {
 };
 
 }  // namespace kvstrata::disk
-
-#endif  // KVSTRATA_SERVER_TIER_DISK_STATE_TIER_STATE_H_

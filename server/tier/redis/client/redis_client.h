@@ -20,8 +20,7 @@
 // REDIS_PROTOCOL, REDIS_SLOW, REDIS_DOWN (no server answers), REDIS_LEFT_ALONE (breaker),
 // REDIS_SLOT (nobody serves it), REDIS_REDIRECTED (too often); TierLate, TierCancelled,
 // TierStopped. A reply that is an error is OK here: whoever asked knows what it means.
-#ifndef KVSTRATA_SERVER_TIER_REDIS_CLIENT_REDIS_CLIENT_H_
-#define KVSTRATA_SERVER_TIER_REDIS_CLIENT_REDIS_CLIENT_H_
+#pragma once
 
 #include <atomic>
 #include <map>
@@ -86,5 +85,3 @@ class RedisClient {
 };
 
 }  // namespace kvstrata::redis
-
-#endif  // KVSTRATA_SERVER_TIER_REDIS_CLIENT_REDIS_CLIENT_H_

@@ -8,8 +8,7 @@
 //
 // Thread-safety: none. Cost: a Move reads and writes about 1 MiB at most. Errors: those of
 // RedisSocket and RespReader, and UNAVAILABLE REDIS_LOGIN.
-#ifndef KVSTRATA_SERVER_TIER_REDIS_CLIENT_REDIS_CONNECTION_H_
-#define KVSTRATA_SERVER_TIER_REDIS_CLIENT_REDIS_CONNECTION_H_
+#pragma once
 
 #include <chrono>
 #include <cstddef>
@@ -84,5 +83,3 @@ class RedisConnection {
 };
 
 }  // namespace kvstrata::redis
-
-#endif  // KVSTRATA_SERVER_TIER_REDIS_CLIENT_REDIS_CONNECTION_H_

@@ -2,8 +2,7 @@
 // RedisOp: a request of the tier's to whichever server has a slot, until its end; and how its
 // client behaves. Thread-safety: a RedisOp belongs to who serves the client once it is
 // submitted.
-#ifndef KVSTRATA_SERVER_TIER_REDIS_CLIENT_REDIS_OP_H_
-#define KVSTRATA_SERVER_TIER_REDIS_CLIENT_REDIS_OP_H_
+#pragma once
 
 #include <chrono>
 #include <cstdint>
@@ -74,5 +73,3 @@ struct RedisOp {
 };
 
 }  // namespace kvstrata::redis
-
-#endif  // KVSTRATA_SERVER_TIER_REDIS_CLIENT_REDIS_OP_H_

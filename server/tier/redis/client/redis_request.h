@@ -2,8 +2,7 @@
 // RedisRequest: commands as a Redis server reads them (RESP), and RedisExchange: one that was sent,
 // or will be, and what was answered. Thread-safety: values. Cost: names and numbers are copied, the
 // bytes of a value are not.
-#ifndef KVSTRATA_SERVER_TIER_REDIS_CLIENT_REDIS_REQUEST_H_
-#define KVSTRATA_SERVER_TIER_REDIS_CLIENT_REDIS_REQUEST_H_
+#pragma once
 
 #include <sys/uio.h>
 
@@ -60,5 +59,3 @@ struct RedisExchange {
 };
 
 }  // namespace kvstrata::redis
-
-#endif  // KVSTRATA_SERVER_TIER_REDIS_CLIENT_REDIS_REQUEST_H_

@@ -3,8 +3,7 @@
 //
 // A name is looked up in a thread of its own, one at a time for each name, whose answer holds for
 // half a minute. Thread-safety: Find from one thread. Cost: none for addresses.
-#ifndef KVSTRATA_SERVER_TIER_REDIS_CLIENT_REDIS_RESOLVER_H_
-#define KVSTRATA_SERVER_TIER_REDIS_CLIENT_REDIS_RESOLVER_H_
+#pragma once
 
 #include <functional>
 #include <memory>
@@ -30,5 +29,3 @@ class RedisResolver {
 };
 
 }  // namespace kvstrata::redis
-
-#endif  // KVSTRATA_SERVER_TIER_REDIS_CLIENT_REDIS_RESOLVER_H_

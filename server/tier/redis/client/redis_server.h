@@ -4,8 +4,7 @@
 // It opens connections as they are needed, up to a number for each lane, and sends on the one with
 // the least in flight. It decides nothing about what failed: ops that it gives back go to
 // `returned`. Thread-safety: none; the client's thread.
-#ifndef KVSTRATA_SERVER_TIER_REDIS_CLIENT_REDIS_SERVER_H_
-#define KVSTRATA_SERVER_TIER_REDIS_CLIENT_REDIS_SERVER_H_
+#pragma once
 
 #include <array>
 #include <chrono>
@@ -150,5 +149,3 @@ class RedisServer {
 };
 
 }  // namespace kvstrata::redis
-
-#endif  // KVSTRATA_SERVER_TIER_REDIS_CLIENT_REDIS_SERVER_H_

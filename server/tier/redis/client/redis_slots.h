@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which servers of a Redis or Valkey cluster have a key: the hash of names, the map that CLUSTER
 // SLOTS gives, and what MOVED and ASK say. Thread-safety: values and functions without state.
-#ifndef KVSTRATA_SERVER_TIER_REDIS_CLIENT_REDIS_SLOTS_H_
-#define KVSTRATA_SERVER_TIER_REDIS_CLIENT_REDIS_SLOTS_H_
+#pragma once
 
 #include <array>
 #include <compare>
@@ -64,5 +63,3 @@ struct Redirection {
 std::optional<Redirection> RedirectionOf(const RespReply& reply, const RedisAddress& asked);
 
 }  // namespace kvstrata::redis
-
-#endif  // KVSTRATA_SERVER_TIER_REDIS_CLIENT_REDIS_SLOTS_H_

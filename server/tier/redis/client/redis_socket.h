@@ -6,8 +6,7 @@
 // one at a time. The process ignores SIGPIPE (OpenSSL writes without MSG_NOSIGNAL).
 // Errors: INVALID_ARGUMENT REDIS_TLS (files), UNAVAILABLE REDIS_CONNECT, REDIS_TLS (handshake),
 // REDIS_CLOSED.
-#ifndef KVSTRATA_SERVER_TIER_REDIS_CLIENT_REDIS_SOCKET_H_
-#define KVSTRATA_SERVER_TIER_REDIS_CLIENT_REDIS_SOCKET_H_
+#pragma once
 
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -77,5 +76,3 @@ class RedisSocket {
 };
 
 }  // namespace kvstrata::redis
-
-#endif  // KVSTRATA_SERVER_TIER_REDIS_CLIENT_REDIS_SOCKET_H_

@@ -9,8 +9,7 @@
 //
 // Thread-safety: none. Cost: 16 KiB; a small reply is copied once, a value not at all but for what
 // came along with its first line.
-#ifndef KVSTRATA_SERVER_TIER_REDIS_CLIENT_RESP_READER_H_
-#define KVSTRATA_SERVER_TIER_REDIS_CLIENT_RESP_READER_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -101,5 +100,3 @@ class RespReader {
 bool ErrorIs(const RespReply& reply, std::string_view word);
 
 }  // namespace kvstrata::redis
-
-#endif  // KVSTRATA_SERVER_TIER_REDIS_CLIENT_RESP_READER_H_

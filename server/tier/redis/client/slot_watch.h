@@ -5,8 +5,7 @@
 // those of the configuration. It is asked at intervals, sooner while the map has no replicas (a
 // new cluster names none at first) or a server refused something.
 // Thread-safety: none. Cost: none between questions.
-#ifndef KVSTRATA_SERVER_TIER_REDIS_CLIENT_SLOT_WATCH_H_
-#define KVSTRATA_SERVER_TIER_REDIS_CLIENT_SLOT_WATCH_H_
+#pragma once
 
 #include <memory>
 #include <vector>
@@ -60,5 +59,3 @@ class SlotWatch {
 };
 
 }  // namespace kvstrata::redis
-
-#endif  // KVSTRATA_SERVER_TIER_REDIS_CLIENT_SLOT_WATCH_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The shared memory of a CTA that chooses.
-#ifndef KVSTRATA_KERNELS_PLANS_BITS_OPS_PICK_BITS_CHOOSER_MEMORY_CUH_
-#define KVSTRATA_KERNELS_PLANS_BITS_OPS_PICK_BITS_CHOOSER_MEMORY_CUH_
+#pragma once
 
 #include "kernels/ops/vote/vote_weights.cuh"
 #include "kernels/plans/bits/ops/pick_bits/kept_tokens.cuh"
@@ -41,5 +40,3 @@ struct ChooserMemory {
 static_assert(sizeof(ChooserMemory) + 4 * MarkAt(kMarkWords) <= kSharedMost);
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_PLANS_BITS_OPS_PICK_BITS_CHOOSER_MEMORY_CUH_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A histogram of a list that the CTAs of a cluster count together, each a part in its own shared
 // memory: where the need-th largest is found by reading all parts, once the cluster has met.
-#ifndef KVSTRATA_KERNELS_PLANS_BITS_OPS_PICK_BITS_CLUSTER_BINS_CUH_
-#define KVSTRATA_KERNELS_PLANS_BITS_OPS_PICK_BITS_CLUSTER_BINS_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -90,5 +89,3 @@ struct ClusterBins {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_PLANS_BITS_OPS_PICK_BITS_CLUSTER_BINS_CUH_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The quads that were kept of a list, as a CTA of the list's cluster reads them: those of an eighth
 // of its segments, so of tokens that follow each other, whatever segment a quad is in.
-#ifndef KVSTRATA_KERNELS_PLANS_BITS_OPS_PICK_BITS_KEPT_QUADS_CUH_
-#define KVSTRATA_KERNELS_PLANS_BITS_OPS_PICK_BITS_KEPT_QUADS_CUH_
+#pragma once
 
 #include "kernels/plans/bits/ops/pick_bits/chooser_memory.cuh"
 #include "kernels/plans/bits/ops/pick_bits/kept_tokens.cuh"
@@ -107,5 +106,3 @@ class KeptQuads {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_PLANS_BITS_OPS_PICK_BITS_KEPT_QUADS_CUH_

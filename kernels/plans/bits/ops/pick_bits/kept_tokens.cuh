@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the kernels of op pick_bits leave each other.
-#ifndef KVSTRATA_KERNELS_PLANS_BITS_OPS_PICK_BITS_KEPT_TOKENS_CUH_
-#define KVSTRATA_KERNELS_PLANS_BITS_OPS_PICK_BITS_KEPT_TOKENS_CUH_
+#pragma once
 
 #include "kernels/ops/pick/cluster_exchange.cuh"
 #include "kernels/ops/vote/bits_blocks.cuh"
@@ -90,5 +89,3 @@ int LaunchFilter(const PickBitsBatch& work, const Kept& kept, Stream stream);
 int LaunchAgain(const PickBitsBatch& work, const Kept& kept, int choose_bytes, Stream stream);
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_PLANS_BITS_OPS_PICK_BITS_KEPT_TOKENS_CUH_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A list's choice among the tokens that were kept of it, by a cluster: each CTA has the segments of
 // an eighth of the list, so tokens that follow each other, and writes what of them is chosen.
-#ifndef KVSTRATA_KERNELS_PLANS_BITS_OPS_PICK_BITS_LIST_CHOOSER_CUH_
-#define KVSTRATA_KERNELS_PLANS_BITS_OPS_PICK_BITS_LIST_CHOOSER_CUH_
+#pragma once
 
 #include "kernels/plans/bits/ops/pick_bits/kept_quads.cuh"
 
@@ -254,5 +253,3 @@ __device__ inline int32_t* ListOf(const PickBatch& pick, int list) {
 }
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_PLANS_BITS_OPS_PICK_BITS_LIST_CHOOSER_CUH_

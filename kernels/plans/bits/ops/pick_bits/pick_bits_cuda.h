@@ -24,8 +24,7 @@
 // tokens with one that was kept, written and read. No state between calls. Shapes as those of op
 // vote over groups, lists of up to some 8 million tokens; compute capability 9.0 (clusters). Few
 // lists, and short ones, take less time by ops vote and pick (kernels/plans/bits/gpu/cuda_bits.cc).
-#ifndef KVSTRATA_KERNELS_PLANS_BITS_OPS_PICK_BITS_PICK_BITS_CUDA_H_
-#define KVSTRATA_KERNELS_PLANS_BITS_OPS_PICK_BITS_PICK_BITS_CUDA_H_
+#pragma once
 
 #include "kernels/ops/pick/pick_cuda.h"
 #include "kernels/ops/vote/vote_cuda.h"
@@ -49,5 +48,3 @@ int64_t PickBitsScratchBytes(const PickBitsBatch& work);
 int PickBitsCuda(const PickBitsBatch& work, Stream stream);
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_PLANS_BITS_OPS_PICK_BITS_PICK_BITS_CUDA_H_

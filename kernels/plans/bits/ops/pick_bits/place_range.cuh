@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tokens in the order in which they are chosen, and where the last one that is chosen lies.
-#ifndef KVSTRATA_KERNELS_PLANS_BITS_OPS_PICK_BITS_PLACE_RANGE_CUH_
-#define KVSTRATA_KERNELS_PLANS_BITS_OPS_PICK_BITS_PLACE_RANGE_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -39,5 +38,3 @@ struct PlaceRange {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_PLANS_BITS_OPS_PICK_BITS_PLACE_RANGE_CUH_

@@ -11,8 +11,7 @@
 // A selection sees a sequence as it was at `tokens`, whatever was appended since; the rows of all
 // units that were complete then must be written. The same input gives the same list, alone or in
 // any batch.
-#ifndef KVSTRATA_KERNELS_PLANS_CHESS_OPS_CASCADE_CASCADE_H_
-#define KVSTRATA_KERNELS_PLANS_CHESS_OPS_CASCADE_CASCADE_H_
+#pragma once
 
 #include <array>
 #include <vector>
@@ -50,5 +49,3 @@ std::vector<CascadeScores> ScoreCascadeRef(const CascadeBatch& work);
 void KeepCascadeRef(const CascadeBatch& work, const std::vector<CascadeScores>& scores);
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_PLANS_CHESS_OPS_CASCADE_CASCADE_H_

@@ -4,8 +4,7 @@
 // Three kernels. Cost: reads every row of the index once (1.56 % of the keys' and values' bytes at
 // pages of 32 tokens), then one CTA a sequence goes five times over a level's scores. Sums in fp32:
 // near-ties may fall otherwise than on the CPU, which adds heads up in double.
-#ifndef KVSTRATA_KERNELS_PLANS_CHESS_OPS_CASCADE_CASCADE_CUDA_H_
-#define KVSTRATA_KERNELS_PLANS_CHESS_OPS_CASCADE_CASCADE_CUDA_H_
+#pragma once
 
 #include "kernels/plans/chess/ops/cascade/cascade.h"
 
@@ -31,5 +30,3 @@ inline int64_t CascadeScratchBytes(int64_t channels, int32_t pages_max) {
 int CascadeCuda(const CascadeBatch& work, Stream stream);
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_PLANS_CHESS_OPS_CASCADE_CASCADE_CUDA_H_

@@ -9,8 +9,7 @@
 // keep / neighbours bits set (damage) contributes garbage, never an access beyond its row.
 // Sums in fp32 (ref: double). Work items are independent. No allocation; about 90 KiB of stack.
 // Cost: each packed row is decoded once for up to 16 queries of an item, into the L1.
-#ifndef KVSTRATA_KERNELS_PLANS_MOSAICKV_OPS_ATTEND_PACKED_ATTEND_PACKED_H_
-#define KVSTRATA_KERNELS_PLANS_MOSAICKV_OPS_ATTEND_PACKED_ATTEND_PACKED_H_
+#pragma once
 
 #include "kernels/cpu/executor.h"
 #include "kernels/pages/page_view.h"
@@ -78,5 +77,3 @@ void RotateRef(const RotateWork* work, int64_t n, Executor& executor);
 void RotateSimd(const RotateWork* work, int64_t n, Executor& executor);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLANS_MOSAICKV_OPS_ATTEND_PACKED_ATTEND_PACKED_H_

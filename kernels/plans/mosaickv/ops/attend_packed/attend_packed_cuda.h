@@ -11,8 +11,7 @@
 //
 // Accuracy: rotations, logits, sums in fp32; weights in bf16.
 // The same inputs on the same GPU give the same bits.
-#ifndef KVSTRATA_KERNELS_PLANS_MOSAICKV_OPS_ATTEND_PACKED_ATTEND_PACKED_CUDA_H_
-#define KVSTRATA_KERNELS_PLANS_MOSAICKV_OPS_ATTEND_PACKED_ATTEND_PACKED_CUDA_H_
+#pragma once
 
 #include "kernels/cuda/batches/batch.h"
 #include "kernels/ops/merge/partials.h"
@@ -88,5 +87,3 @@ int64_t AttendPackedWorkspaceBytes(const AttendPackedBatch& work);
 int AttendPackedCuda(const AttendPackedBatch& work, Stream stream);
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_PLANS_MOSAICKV_OPS_ATTEND_PACKED_ATTEND_PACKED_CUDA_H_

@@ -22,8 +22,7 @@
 #include "kernels/plans/mosaickv/ops/attend_packed/packed_rows-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace kvstrata {
-namespace HWY_NAMESPACE {
+namespace kvstrata::HWY_NAMESPACE {
 
 inline constexpr int kPackedQueries = 16;    // that share one decoding of a row
 inline constexpr int kDenseChannels = 4096;  // a tile of fp32 rows is 16 KiB, half of an L1
@@ -351,8 +350,7 @@ void RotateItem(const RotateWork& w) {
   }
 }
 
-}  // namespace HWY_NAMESPACE
-}  // namespace kvstrata
+}  // namespace kvstrata::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The chosen blocks of one (sequence, KV head), how they are shared by CTAs, and where those lie
 // that a CTA has under way. In shared memory, by all threads of a CTA.
-#ifndef KVSTRATA_KERNELS_PLANS_MOSAICKV_OPS_ATTEND_PACKED_CHOSEN_BLOCKS_CUH_
-#define KVSTRATA_KERNELS_PLANS_MOSAICKV_OPS_ATTEND_PACKED_CHOSEN_BLOCKS_CUH_
+#pragma once
 
 #include "kernels/plans/mosaickv/ops/attend_packed/rotated_queries.cuh"
 
@@ -176,5 +175,3 @@ struct TileRows {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_PLANS_MOSAICKV_OPS_ATTEND_PACKED_CHOSEN_BLOCKS_CUH_

@@ -2,8 +2,7 @@
 // For targets without an expand instruction: where the bytes of 8 fp32 channels come from, by the 8
 // mask bits of these channels. Entry m lists, channel by channel, the byte to move to each of four:
 // an absent channel's are zero (index 0x80), a present one's upper two are the next bf16.
-#ifndef KVSTRATA_KERNELS_PLANS_MOSAICKV_OPS_ATTEND_PACKED_EXPAND_TABLE_H_
-#define KVSTRATA_KERNELS_PLANS_MOSAICKV_OPS_ATTEND_PACKED_EXPAND_TABLE_H_
+#pragma once
 
 #include <cstdint>
 
@@ -29,5 +28,3 @@ struct ExpandTable {
 inline constexpr ExpandTable kExpandTable;
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLANS_MOSAICKV_OPS_ATTEND_PACKED_EXPAND_TABLE_H_

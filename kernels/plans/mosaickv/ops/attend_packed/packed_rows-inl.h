@@ -27,8 +27,7 @@
 #include "kernels/plans/mosaickv/ops/attend_packed/expand_table.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace kvstrata {
-namespace HWY_NAMESPACE {
+namespace kvstrata::HWY_NAMESPACE {
 
 inline constexpr int kStageRows = 16;     // rows that are decoded to memory at a time
 inline constexpr int kStageRowsMax = 32;  // where they have up to kStageChannels channels together
@@ -238,8 +237,7 @@ class PackedDecoder {
   alignas(64) Staged values_[kStageChannels];
 };
 
-}  // namespace HWY_NAMESPACE
-}  // namespace kvstrata
+}  // namespace kvstrata::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #endif  // KVSTRATA_KERNELS_PLANS_MOSAICKV_OPS_ATTEND_PACKED_PACKED_ROWS_INL_H_

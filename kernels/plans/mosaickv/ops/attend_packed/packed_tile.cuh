@@ -8,8 +8,7 @@
 //           (QueryTable): none waits for a bank of shared memory that another one reads
 //   values  are written to their channels of a tile of zeros, whose columns fragments of tensor
 //           cores are read from (ValueTile)
-#ifndef KVSTRATA_KERNELS_PLANS_MOSAICKV_OPS_ATTEND_PACKED_PACKED_TILE_CUH_
-#define KVSTRATA_KERNELS_PLANS_MOSAICKV_OPS_ATTEND_PACKED_PACKED_TILE_CUH_
+#pragma once
 
 #include "kernels/cuda/warps/fragments.cuh"
 #include "kernels/plans/mosaickv/ops/attend_packed/attend_packed_cuda.h"
@@ -265,5 +264,3 @@ struct ValueTile {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_PLANS_MOSAICKV_OPS_ATTEND_PACKED_PACKED_TILE_CUH_

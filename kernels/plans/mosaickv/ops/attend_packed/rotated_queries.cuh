@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The segments of one (sequence, KV head), and its queries rotated into one of them. In shared
 // memory, by all threads of a CTA.
-#ifndef KVSTRATA_KERNELS_PLANS_MOSAICKV_OPS_ATTEND_PACKED_ROTATED_QUERIES_CUH_
-#define KVSTRATA_KERNELS_PLANS_MOSAICKV_OPS_ATTEND_PACKED_ROTATED_QUERIES_CUH_
+#pragma once
 
 #include <algorithm>
 
@@ -258,5 +257,3 @@ struct WarpMemory {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_PLANS_MOSAICKV_OPS_ATTEND_PACKED_ROTATED_QUERIES_CUH_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // One warp's attention of rows of one run of segments, in tiles of 32: its softmax, and sums of
 // weighted values that are not rotated back yet.
-#ifndef KVSTRATA_KERNELS_PLANS_MOSAICKV_OPS_ATTEND_PACKED_ROW_ATTENTION_CUH_
-#define KVSTRATA_KERNELS_PLANS_MOSAICKV_OPS_ATTEND_PACKED_ROW_ATTENTION_CUH_
+#pragma once
 
 #include "kernels/cuda/warps/exp2.cuh"
 #include "kernels/cuda/warps/mma_m16n8k16.cuh"
@@ -200,5 +199,3 @@ class RowAttention {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_PLANS_MOSAICKV_OPS_ATTEND_PACKED_ROW_ATTENTION_CUH_

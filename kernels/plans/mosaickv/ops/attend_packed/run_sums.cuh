@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the warps of a CTA have summed over a run of segments: added up, rotated back, and added to
 // the CTA's total. By all threads of a CTA.
-#ifndef KVSTRATA_KERNELS_PLANS_MOSAICKV_OPS_ATTEND_PACKED_RUN_SUMS_CUH_
-#define KVSTRATA_KERNELS_PLANS_MOSAICKV_OPS_ATTEND_PACKED_RUN_SUMS_CUH_
+#pragma once
 
 #include "kernels/plans/mosaickv/ops/attend_packed/row_attention.cuh"
 
@@ -158,5 +157,3 @@ struct RunSums {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_PLANS_MOSAICKV_OPS_ATTEND_PACKED_RUN_SUMS_CUH_

@@ -4,8 +4,7 @@
 //
 // fp64 result [dim][dim], both triangles; tiles of at most 256 rows are summed in fp32 and added in
 // fp64 (ref: all in fp64). Work items are independent. Cost: dim^2 / 2 multiply-adds a row.
-#ifndef KVSTRATA_KERNELS_PLANS_MOSAICKV_OPS_COVARIANCE_COVARIANCE_H_
-#define KVSTRATA_KERNELS_PLANS_MOSAICKV_OPS_COVARIANCE_COVARIANCE_H_
+#pragma once
 
 #include "kernels/cpu/executor.h"
 #include "kernels/pages/page_view.h"
@@ -23,5 +22,3 @@ void CovarianceRef(const CovarianceWork* work, int64_t n, Executor& executor);
 void CovarianceSimd(const CovarianceWork* work, int64_t n, Executor& executor);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLANS_MOSAICKV_OPS_COVARIANCE_COVARIANCE_H_

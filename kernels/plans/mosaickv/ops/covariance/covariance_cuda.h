@@ -4,8 +4,7 @@
 // Products are exact, sums of kCovarianceRows rows fp32 (in tensor cores, which truncate: within
 // 1e-4 of sqrt(out[i][i] out[j][j])), sums of those fp64 and in order: the same inputs on the same
 // GPU give the same bits. Cost: each row is read once; d = 128 is bound by memory.
-#ifndef KVSTRATA_KERNELS_PLANS_MOSAICKV_OPS_COVARIANCE_COVARIANCE_CUDA_H_
-#define KVSTRATA_KERNELS_PLANS_MOSAICKV_OPS_COVARIANCE_COVARIANCE_CUDA_H_
+#pragma once
 
 #include "kernels/cuda/batches/batch.h"
 #include "kernels/cuda/batches/head_rows.h"
@@ -36,5 +35,3 @@ int64_t CovarianceWorkspaceBytes(const CovarianceBatch& work);
 int CovarianceCuda(const CovarianceBatch& work, Stream stream);
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_PLANS_MOSAICKV_OPS_COVARIANCE_COVARIANCE_CUDA_H_

@@ -4,7 +4,6 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/plans/mosaickv/ops/covariance/covariance_simd.cc"
 #include <algorithm>
-#include <memory>
 
 #include "base/check.h"
 #include "hwy/foreach_target.h"
@@ -14,8 +13,7 @@
 #include "kernels/plans/mosaickv/ops/covariance/covariance.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace kvstrata {
-namespace HWY_NAMESPACE {
+namespace kvstrata::HWY_NAMESPACE {
 namespace {
 
 // A tile of rows lies in panels of 2N channels, so that a product of two panels reads two streams:
@@ -109,8 +107,7 @@ void CovarianceItem(const CovarianceWork& w) {
 }
 
 }  // namespace
-}  // namespace HWY_NAMESPACE
-}  // namespace kvstrata
+}  // namespace kvstrata::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE

@@ -2,8 +2,7 @@
 // The channels of rotated rows that are kept, and their packed bytes: 8 rows a warp, a row to the
 // four lanes (g, 0..3), each of which has channels 8 n + 2t and 8 n + 2t + 1 of it, as products of
 // tensor cores leave them (fragments.cuh).
-#ifndef KVSTRATA_KERNELS_PLANS_MOSAICKV_OPS_ROTATE_PACK_CHANNEL_CHOICE_CUH_
-#define KVSTRATA_KERNELS_PLANS_MOSAICKV_OPS_ROTATE_PACK_CHANNEL_CHOICE_CUH_
+#pragma once
 
 #include "kernels/cuda/warps/float_bits.cuh"
 #include "kernels/cuda/warps/fragments.cuh"
@@ -225,5 +224,3 @@ __device__ __forceinline__ float PackRow(const float (&x)[kChannels / 4], const 
 }
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_PLANS_MOSAICKV_OPS_ROTATE_PACK_CHANNEL_CHOICE_CUH_

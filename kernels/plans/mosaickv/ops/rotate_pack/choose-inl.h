@@ -20,8 +20,7 @@
 #include "kernels/plans/mosaickv/ops/attend_packed/attend_packed.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace kvstrata {
-namespace HWY_NAMESPACE {
+namespace kvstrata::HWY_NAMESPACE {
 
 static_assert(std::endian::native == std::endian::little, "packed bytes are written by words");
 
@@ -212,8 +211,7 @@ inline HWY_NOINLINE void PackRow(const float* x, const PackedRows& f, int32_t& g
   }
 }
 
-}  // namespace HWY_NAMESPACE
-}  // namespace kvstrata
+}  // namespace kvstrata::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #endif  // KVSTRATA_KERNELS_PLANS_MOSAICKV_OPS_ROTATE_PACK_CHOOSE_INL_H_

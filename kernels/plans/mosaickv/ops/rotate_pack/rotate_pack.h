@@ -8,8 +8,7 @@
 // over what is there. The choice is bit-exact for equal x'; the rotation itself sums in fp32 (ref:
 // double). Work items are independent. Cost: dim^2 multiply-adds a row. No allocation beyond a
 // tile.
-#ifndef KVSTRATA_KERNELS_PLANS_MOSAICKV_OPS_ROTATE_PACK_ROTATE_PACK_H_
-#define KVSTRATA_KERNELS_PLANS_MOSAICKV_OPS_ROTATE_PACK_ROTATE_PACK_H_
+#pragma once
 
 #include "kernels/cpu/executor.h"
 #include "kernels/pages/page_view.h"
@@ -36,5 +35,3 @@ void RotatePackRef(const RotatePackWork* work, int64_t n, Executor& executor);
 void RotatePackSimd(const RotatePackWork* work, int64_t n, Executor& executor);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLANS_MOSAICKV_OPS_ROTATE_PACK_ROTATE_PACK_H_

@@ -8,8 +8,7 @@
 // the other neighbour in bf16. Energies are of the raw rows: no rotation changes them. NaNs are
 // chosen first and stored as some NaN.
 // Cost: each row is read once, R once a chunk; d = 256 reads R from the L2 for every 16 rows.
-#ifndef KVSTRATA_KERNELS_PLANS_MOSAICKV_OPS_ROTATE_PACK_ROTATE_PACK_CUDA_H_
-#define KVSTRATA_KERNELS_PLANS_MOSAICKV_OPS_ROTATE_PACK_ROTATE_PACK_CUDA_H_
+#pragma once
 
 #include "kernels/cuda/batches/batch.h"
 #include "kernels/cuda/batches/head_rows.h"
@@ -47,5 +46,3 @@ struct RotatePackBatch {
 int RotatePackCuda(const RotatePackBatch& work, Stream stream);
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_PLANS_MOSAICKV_OPS_ROTATE_PACK_ROTATE_PACK_CUDA_H_

@@ -5,8 +5,6 @@
 #define HWY_TARGET_INCLUDE "kernels/plans/mosaickv/ops/rotate_pack/rotate_pack_simd.cc"
 #include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <memory>
 
 #include "base/check.h"
 #include "hwy/foreach_target.h"
@@ -17,8 +15,7 @@
 #include "kernels/plans/mosaickv/ops/rotate_pack/rotate_pack.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace kvstrata {
-namespace HWY_NAMESPACE {
+namespace kvstrata::HWY_NAMESPACE {
 namespace {
 
 inline constexpr int kTileRows = 48;
@@ -188,8 +185,7 @@ void RotatePackItem(const RotatePackWork& w) {
 }
 
 }  // namespace
-}  // namespace HWY_NAMESPACE
-}  // namespace kvstrata
+}  // namespace kvstrata::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE

@@ -6,8 +6,7 @@
 // Partials as in attend_raw.h over all spans of an item; every query sees every row. Output row of
 // query token i and head g is i * row_token + g.
 // Sums in fp32 (ref: double). Work items are independent. No allocation beyond a few rows of stack.
-#ifndef KVSTRATA_KERNELS_PLANS_SEKV_OPS_ATTEND_LOWRANK_ATTEND_LOWRANK_H_
-#define KVSTRATA_KERNELS_PLANS_SEKV_OPS_ATTEND_LOWRANK_ATTEND_LOWRANK_H_
+#pragma once
 
 #include "kernels/cpu/executor.h"
 #include "kernels/pages/dtype.h"
@@ -54,5 +53,3 @@ void AttendLowRankRef(const AttendLowRankWork* work, int64_t n, Executor& execut
 void AttendLowRankSimd(const AttendLowRankWork* work, int64_t n, Executor& executor);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLANS_SEKV_OPS_ATTEND_LOWRANK_ATTEND_LOWRANK_H_

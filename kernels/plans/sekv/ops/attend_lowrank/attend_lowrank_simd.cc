@@ -15,8 +15,7 @@
 #include "kernels/plans/sekv/ops/attend_lowrank/attend_lowrank.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace kvstrata {
-namespace HWY_NAMESPACE {
+namespace kvstrata::HWY_NAMESPACE {
 
 inline constexpr int kPair = 2 * static_cast<int>(kN);
 
@@ -136,8 +135,7 @@ void AttendLowRankItem(const AttendLowRankWork& w) {
   }
 }
 
-}  // namespace HWY_NAMESPACE
-}  // namespace kvstrata
+}  // namespace kvstrata::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE

@@ -7,8 +7,7 @@
 //   coarse rows      of all spans whose logit is not -inf
 //   raw rows         of the parts
 //   rows on pages    [window_begin, tokens): the local window and what was generated
-#ifndef KVSTRATA_KERNELS_PLANS_SEKV_OPS_ATTEND_SPANS_ATTEND_SPANS_H_
-#define KVSTRATA_KERNELS_PLANS_SEKV_OPS_ATTEND_SPANS_ATTEND_SPANS_H_
+#pragma once
 
 #include "kernels/ops/merge/partials.h"
 #include "kernels/plans/sekv/ops/attend_spans/span_layer.h"
@@ -41,5 +40,3 @@ struct AttendSpansBatch {
 void AttendSpansRef(const AttendSpansBatch& work);
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_PLANS_SEKV_OPS_ATTEND_SPANS_ATTEND_SPANS_H_

@@ -8,8 +8,7 @@
 //
 // Cost: reads each attended row or factor once, at any rank up to 32; beyond, B once for every 16
 // tokens of its span.
-#ifndef KVSTRATA_KERNELS_PLANS_SEKV_OPS_ATTEND_SPANS_ATTEND_SPANS_CUDA_H_
-#define KVSTRATA_KERNELS_PLANS_SEKV_OPS_ATTEND_SPANS_ATTEND_SPANS_CUDA_H_
+#pragma once
 
 #include "kernels/plans/sekv/ops/attend_spans/attend_spans.h"
 
@@ -22,5 +21,3 @@ int64_t AttendSpansWorkspaceBytes(const AttendSpansBatch& work);
 int AttendSpansCuda(const AttendSpansBatch& work, Stream stream);
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_PLANS_SEKV_OPS_ATTEND_SPANS_ATTEND_SPANS_CUDA_H_

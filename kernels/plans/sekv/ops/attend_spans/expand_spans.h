@@ -6,8 +6,7 @@
 // whose relevance exceeds ln(tau / (1 - tau)); one whose n - 1 rows no longer fit into what is left
 // of `room` is passed over. Their coarse logit becomes -inf. The spans of all heads of a KV head
 // make one list, so that factors are read once for all of them.
-#ifndef KVSTRATA_KERNELS_PLANS_SEKV_OPS_ATTEND_SPANS_EXPAND_SPANS_H_
-#define KVSTRATA_KERNELS_PLANS_SEKV_OPS_ATTEND_SPANS_EXPAND_SPANS_H_
+#pragma once
 
 #include "kernels/plans/sekv/ops/attend_spans/span_layer.h"
 
@@ -36,5 +35,3 @@ struct ExpandSpansBatch {
 void ExpandSpansRef(const ExpandSpansBatch& work);
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_PLANS_SEKV_OPS_ATTEND_SPANS_EXPAND_SPANS_H_

@@ -4,8 +4,6 @@
 // (bench/notes/cuda.md). A round more: about as many passes over the spans.
 #include <cuda_runtime_api.h>
 
-#include <algorithm>
-
 #include "kernels/cuda/warps/last_arrival.cuh"
 #include "kernels/cuda/warps/launch.cuh"
 #include "kernels/cuda/warps/score_keys.cuh"

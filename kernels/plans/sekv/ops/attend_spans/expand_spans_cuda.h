@@ -8,8 +8,7 @@
 // The same input gives the same output. It is a chain of short passes that leaves SMs free: the
 // kernel behind it may start there once all kernels before are complete. attend_spans reads raw
 // rows then.
-#ifndef KVSTRATA_KERNELS_PLANS_SEKV_OPS_ATTEND_SPANS_EXPAND_SPANS_CUDA_H_
-#define KVSTRATA_KERNELS_PLANS_SEKV_OPS_ATTEND_SPANS_EXPAND_SPANS_CUDA_H_
+#pragma once
 
 #include "kernels/plans/sekv/ops/attend_spans/expand_spans.h"
 
@@ -19,5 +18,3 @@ namespace kvstrata::cuda {
 int ExpandSpansCuda(const ExpandSpansBatch& work, Stream stream);
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_PLANS_SEKV_OPS_ATTEND_SPANS_EXPAND_SPANS_CUDA_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // One part of a SpanLayer (span_layer.h) whose addresses are of host memory, in the layer of the
 // batch: for refs.
-#ifndef KVSTRATA_KERNELS_PLANS_SEKV_OPS_ATTEND_SPANS_HOST_SPANS_H_
-#define KVSTRATA_KERNELS_PLANS_SEKV_OPS_ATTEND_SPANS_HOST_SPANS_H_
+#pragma once
 
 #include "kernels/plans/sekv/ops/attend_lowrank/attend_lowrank.h"
 #include "kernels/plans/sekv/ops/attend_spans/span_layer.h"
@@ -58,5 +57,3 @@ class HostSpanPart {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_PLANS_SEKV_OPS_ATTEND_SPANS_HOST_SPANS_H_

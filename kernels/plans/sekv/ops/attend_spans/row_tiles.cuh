@@ -3,8 +3,7 @@
 // are, for products with queries (KeyTile), and transposed, for sums of weighted rows (ValueTile).
 // As in attend_raw/warp_attention.cuh, for rows that follow each other `stride` bytes apart. Where
 // a row is outside [first, last), the nearest one inside is read.
-#ifndef KVSTRATA_KERNELS_PLANS_SEKV_OPS_ATTEND_SPANS_ROW_TILES_CUH_
-#define KVSTRATA_KERNELS_PLANS_SEKV_OPS_ATTEND_SPANS_ROW_TILES_CUH_
+#pragma once
 
 #include "kernels/cuda/warps/fragments.cuh"
 #include "kernels/cuda/warps/row_scores.cuh"
@@ -110,5 +109,3 @@ __device__ __forceinline__ uint32_t PackPart(float a, float b, bool rest) {
 }
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_PLANS_SEKV_OPS_ATTEND_SPANS_ROW_TILES_CUH_

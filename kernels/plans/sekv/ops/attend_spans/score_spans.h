@@ -5,8 +5,7 @@
 //   relevance[b][h][s] = (W^T W q_h / sqrt(d')) . k_s / |W k_s| + ln n_s
 //                        coarse[b][h][s] where a sequence has no routers
 //   coarse[b][h][s]    = scale q_h . k_s + ln n_s
-#ifndef KVSTRATA_KERNELS_PLANS_SEKV_OPS_ATTEND_SPANS_SCORE_SPANS_H_
-#define KVSTRATA_KERNELS_PLANS_SEKV_OPS_ATTEND_SPANS_SCORE_SPANS_H_
+#pragma once
 
 #include "kernels/plans/sekv/ops/attend_spans/span_layer.h"
 
@@ -24,5 +23,3 @@ struct ScoreSpansBatch {
 void ScoreSpansRef(const ScoreSpansBatch& work);
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_PLANS_SEKV_OPS_ATTEND_SPANS_SCORE_SPANS_H_

@@ -2,8 +2,7 @@
 // Spans of a batch as the CUDA ops of plan sekv find them: where the extents of codec lowrank lie
 // (docs/extents.md), as a POD of device addresses. The ops read spans, means, norms, entries,
 // factors and raw rows in the extents themselves; only this table is made for them.
-#ifndef KVSTRATA_KERNELS_PLANS_SEKV_OPS_ATTEND_SPANS_SPAN_LAYER_H_
-#define KVSTRATA_KERNELS_PLANS_SEKV_OPS_ATTEND_SPANS_SPAN_LAYER_H_
+#pragma once
 
 #include "kernels/cuda/batches/batch.h"
 
@@ -83,5 +82,3 @@ inline bool IsValid(const SpanLayer& l, const SpanQueries& q) {
 }
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_PLANS_SEKV_OPS_ATTEND_SPANS_SPAN_LAYER_H_

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The parts of one (sequence, KV head) in shared memory, and what lies where in them.
-#ifndef KVSTRATA_KERNELS_PLANS_SEKV_OPS_ATTEND_SPANS_SPAN_PARTS_CUH_
-#define KVSTRATA_KERNELS_PLANS_SEKV_OPS_ATTEND_SPANS_SPAN_PARTS_CUH_
+#pragma once
 
 #include "kernels/plans/sekv/ops/attend_spans/span_layer.h"
 
@@ -90,5 +89,3 @@ __device__ __forceinline__ uint64_t MeansOf(const SpanLayer& l, const SpanPart& 
 }
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_PLANS_SEKV_OPS_ATTEND_SPANS_SPAN_PARTS_CUH_

@@ -7,8 +7,7 @@
 // one's right-hand side after a transpose in registers. Ranks beyond kRankTiles * 16 go in blocks,
 // whose T and U are made anew for every 16 tokens. A has rows of any length: its elements are read
 // by twos, B as other rows are.
-#ifndef KVSTRATA_KERNELS_PLANS_SEKV_OPS_ATTEND_SPANS_WARP_SPANS_CUH_
-#define KVSTRATA_KERNELS_PLANS_SEKV_OPS_ATTEND_SPANS_WARP_SPANS_CUH_
+#pragma once
 
 #include "kernels/ops/merge/tile_softmax.cuh"
 #include "kernels/plans/sekv/ops/attend_spans/row_tiles.cuh"
@@ -256,5 +255,3 @@ class WarpSpans {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_PLANS_SEKV_OPS_ATTEND_SPANS_WARP_SPANS_CUH_

@@ -7,8 +7,7 @@
 // fp64 orthonormalisation). Signs of the triplets are free. s[i] of a rank-deficient X is 0, and
 // then u's column and vt's row are 0. Work items are independent. Allocates scratch of the size of
 // its inputs.
-#ifndef KVSTRATA_KERNELS_PLANS_SEKV_OPS_SVD_SVD_H_
-#define KVSTRATA_KERNELS_PLANS_SEKV_OPS_SVD_SVD_H_
+#pragma once
 
 #include "kernels/cpu/executor.h"
 
@@ -27,5 +26,3 @@ void SvdRef(const SvdWork* work, int64_t n, Executor& executor);
 void SvdSimd(const SvdWork* work, int64_t n, Executor& executor);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_PLANS_SEKV_OPS_SVD_SVD_H_

@@ -16,8 +16,7 @@
 #include "kernels/plans/sekv/ops/svd/svd_floor.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace kvstrata {
-namespace HWY_NAMESPACE {
+namespace kvstrata::HWY_NAMESPACE {
 namespace {
 
 // All in fp64: the Gram matrix squares the singular values, and fp32 would lose those below 1/4000
@@ -226,8 +225,7 @@ void SvdItem(const SvdWork& w) {
 }
 
 }  // namespace
-}  // namespace HWY_NAMESPACE
-}  // namespace kvstrata
+}  // namespace kvstrata::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE

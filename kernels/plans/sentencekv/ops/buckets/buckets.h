@@ -2,8 +2,7 @@
 // Op buckets: the buckets of SentenceKV (docs/spec/sentencekv.md 3, 4, 7) of one sequence, in all
 // layers: which kept tokens belong to a sentence, and their mean keys, kept as bf16 (ADR 15). Rare:
 // at the end of a prompt, and where a generated sentence ends.
-#ifndef KVSTRATA_KERNELS_PLANS_SENTENCEKV_OPS_BUCKETS_BUCKETS_H_
-#define KVSTRATA_KERNELS_PLANS_SENTENCEKV_OPS_BUCKETS_BUCKETS_H_
+#pragma once
 
 #include "kernels/cuda/batches/device_rows.h"
 #include "kernels/plans/sentencekv/ops/sentence_table.h"
@@ -42,5 +41,3 @@ void PromptBucketsRef(const PromptBucketsBatch& work);
 void WholeBucketsRef(const WholeBucketsBatch& work);
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_PLANS_SENTENCEKV_OPS_BUCKETS_BUCKETS_H_

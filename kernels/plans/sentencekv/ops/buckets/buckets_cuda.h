@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Op buckets on the GPU (contract: buckets.h). Means: sums in fp32 in order of position. The kernel
 // after does not start before they are complete: op pick_buckets reads buckets before it waits.
-#ifndef KVSTRATA_KERNELS_PLANS_SENTENCEKV_OPS_BUCKETS_BUCKETS_CUDA_H_
-#define KVSTRATA_KERNELS_PLANS_SENTENCEKV_OPS_BUCKETS_BUCKETS_CUDA_H_
+#pragma once
 
 #include "kernels/plans/sentencekv/ops/buckets/buckets.h"
 
@@ -15,5 +14,3 @@ int PromptBucketsCuda(const PromptBucketsBatch& work, Stream stream);
 int WholeBucketsCuda(const WholeBucketsBatch& work, Stream stream);
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_PLANS_SENTENCEKV_OPS_BUCKETS_BUCKETS_CUDA_H_

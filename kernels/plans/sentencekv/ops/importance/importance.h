@@ -3,8 +3,7 @@
 // over the queries, and the maximum over a window of tokens (docs/spec/sentencekv.md 2).
 //
 // Items may come in several calls, in order: sums are kept in fp32 between them.
-#ifndef KVSTRATA_KERNELS_PLANS_SENTENCEKV_OPS_IMPORTANCE_IMPORTANCE_H_
-#define KVSTRATA_KERNELS_PLANS_SENTENCEKV_OPS_IMPORTANCE_IMPORTANCE_H_
+#pragma once
 
 #include "kernels/cuda/batches/batch.h"
 
@@ -27,5 +26,3 @@ struct ImportanceBatch {
 void ImportanceRef(const ImportanceBatch& work);
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_PLANS_SENTENCEKV_OPS_IMPORTANCE_IMPORTANCE_H_

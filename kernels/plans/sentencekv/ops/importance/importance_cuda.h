@@ -2,8 +2,7 @@
 // Op importance on the GPU (contract: importance.h). Sums in fp32, in the items' order: the same
 // input gives the same bits. Two kernels, the second with the last items. Cost: reads the votes
 // once; the maximum reads `pool` sums a token.
-#ifndef KVSTRATA_KERNELS_PLANS_SENTENCEKV_OPS_IMPORTANCE_IMPORTANCE_CUDA_H_
-#define KVSTRATA_KERNELS_PLANS_SENTENCEKV_OPS_IMPORTANCE_IMPORTANCE_CUDA_H_
+#pragma once
 
 #include "kernels/plans/sentencekv/ops/importance/importance.h"
 
@@ -13,5 +12,3 @@ namespace kvstrata::cuda {
 int ImportanceCuda(const ImportanceBatch& work, Stream stream);
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_PLANS_SENTENCEKV_OPS_IMPORTANCE_IMPORTANCE_CUDA_H_

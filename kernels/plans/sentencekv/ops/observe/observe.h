@@ -2,8 +2,7 @@
 // Op observe: keeps the last queries of a prompt (docs/spec/sentencekv.md 2), as ObservedQueries
 // (kernels/plans/sentencekv/importance.h) does: of each sequence's new tokens the last `capacity`,
 // as fp32, the query of position t at t % capacity.
-#ifndef KVSTRATA_KERNELS_PLANS_SENTENCEKV_OPS_OBSERVE_OBSERVE_H_
-#define KVSTRATA_KERNELS_PLANS_SENTENCEKV_OPS_OBSERVE_OBSERVE_H_
+#pragma once
 
 #include "kernels/cuda/batches/batch.h"
 #include "kernels/plans/sentencekv/ops/sentence_table.h"
@@ -25,5 +24,3 @@ struct ObserveBatch {
 void ObserveRef(const ObserveBatch& work);
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_PLANS_SENTENCEKV_OPS_OBSERVE_OBSERVE_H_

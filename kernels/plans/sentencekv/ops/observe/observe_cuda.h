@@ -2,8 +2,7 @@
 // Op observe on the GPU (contract: observe.h). One kernel. Cost: reads and writes the queries that
 // it keeps. Positions are read on the device: a captured graph of a prompt's chunk serves the next
 // one.
-#ifndef KVSTRATA_KERNELS_PLANS_SENTENCEKV_OPS_OBSERVE_OBSERVE_CUDA_H_
-#define KVSTRATA_KERNELS_PLANS_SENTENCEKV_OPS_OBSERVE_OBSERVE_CUDA_H_
+#pragma once
 
 #include "kernels/plans/sentencekv/ops/observe/observe.h"
 
@@ -13,5 +12,3 @@ namespace kvstrata::cuda {
 int ObserveCuda(const ObserveBatch& work, Stream stream);
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_PLANS_SENTENCEKV_OPS_OBSERVE_OBSERVE_CUDA_H_

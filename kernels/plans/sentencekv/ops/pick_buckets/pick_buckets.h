@@ -10,8 +10,7 @@
 // Queries: a table has two sums a row. This step's, its own query included, replaces the one that
 // does not count; a sum counts in steps of more tokens than its own, if it was made behind
 // queries_from. So a step that is given up leaves nothing: the next one has as many tokens.
-#ifndef KVSTRATA_KERNELS_PLANS_SENTENCEKV_OPS_PICK_BUCKETS_PICK_BUCKETS_H_
-#define KVSTRATA_KERNELS_PLANS_SENTENCEKV_OPS_PICK_BUCKETS_PICK_BUCKETS_H_
+#pragma once
 
 #include "kernels/cuda/batches/batch.h"
 #include "kernels/plans/sentencekv/ops/sentence_table.h"
@@ -45,5 +44,3 @@ void ScoreBucketsRef(const PickBucketsBatch& work);
 void TakeBucketsRef(const PickBucketsBatch& work);
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_PLANS_SENTENCEKV_OPS_PICK_BUCKETS_PICK_BUCKETS_H_

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
 
 #include "kernels/cuda/warps/float_bits.cuh"
 #include "kernels/cuda/warps/last_arrival.cuh"

@@ -8,8 +8,7 @@
 // same output. Sums in fp32: near-ties may fall otherwise than on the CPU, which sums in double.
 // Cost: reads each bucket's mean once (2 * head_dim bytes a bucket and KV head), and in one CTA a
 // list up to five times over the scores, which it keeps in shared memory up to 2560 buckets.
-#ifndef KVSTRATA_KERNELS_PLANS_SENTENCEKV_OPS_PICK_BUCKETS_PICK_BUCKETS_CUDA_H_
-#define KVSTRATA_KERNELS_PLANS_SENTENCEKV_OPS_PICK_BUCKETS_PICK_BUCKETS_CUDA_H_
+#pragma once
 
 #include "kernels/plans/sentencekv/ops/pick_buckets/pick_buckets.h"
 
@@ -19,5 +18,3 @@ namespace kvstrata::cuda {
 int PickBucketsCuda(const PickBucketsBatch& work, Stream stream);
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_PLANS_SENTENCEKV_OPS_PICK_BUCKETS_PICK_BUCKETS_CUDA_H_

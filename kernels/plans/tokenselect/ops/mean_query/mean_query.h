@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Op mean_query: the mean of a prompt chunk's queries, which stands for the chunk where a selector
 // selects in prefill (docs/spec/tokenselect.md 4). Sums in double.
-#ifndef KVSTRATA_KERNELS_PLANS_TOKENSELECT_OPS_MEAN_QUERY_MEAN_QUERY_H_
-#define KVSTRATA_KERNELS_PLANS_TOKENSELECT_OPS_MEAN_QUERY_MEAN_QUERY_H_
+#pragma once
 
 #include "kernels/cuda/batches/batch.h"
 
@@ -20,5 +19,3 @@ struct MeanQueryBatch {
 void MeanQueryRef(const MeanQueryBatch& work);
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_PLANS_TOKENSELECT_OPS_MEAN_QUERY_MEAN_QUERY_H_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Op mean_query on the GPU (contract: mean_query.h): one kernel, sums in a fixed order. Cost: reads
 // each query once.
-#ifndef KVSTRATA_KERNELS_PLANS_TOKENSELECT_OPS_MEAN_QUERY_MEAN_QUERY_CUDA_H_
-#define KVSTRATA_KERNELS_PLANS_TOKENSELECT_OPS_MEAN_QUERY_MEAN_QUERY_CUDA_H_
+#pragma once
 
 #include "kernels/plans/tokenselect/ops/mean_query/mean_query.h"
 
@@ -12,5 +11,3 @@ namespace kvstrata::cuda {
 int MeanQueryCuda(const MeanQueryBatch& work, Stream stream);
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_PLANS_TOKENSELECT_OPS_MEAN_QUERY_MEAN_QUERY_CUDA_H_
