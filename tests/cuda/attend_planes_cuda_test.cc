@@ -308,7 +308,7 @@ TEST(AttendPlanesCuda, RefusesWhatItDoesNotTake) {
   EXPECT_FALSE(refuses([](AttendPlanesBatch&) {}));
   EXPECT_TRUE(refuses([](AttendPlanesBatch& w) { w.planes.format.tokens = 128; }));
   EXPECT_TRUE(refuses([](AttendPlanesBatch& w) { w.planes.block_groups = 3; }));
-  EXPECT_TRUE(refuses([](AttendPlanesBatch& w) { w.rule.fine_above = 0; }));
+  EXPECT_TRUE(refuses([](AttendPlanesBatch& w) { w.rule.fine_above = w.rule.share = 0; }));
   EXPECT_TRUE(refuses([](AttendPlanesBatch& w) { w.rule.run = 8; }));
   EXPECT_TRUE(refuses([](AttendPlanesBatch& w) { w.group = 9; }));
   EXPECT_TRUE(refuses([](AttendPlanesBatch& w) { w.scale = 0; }));

@@ -141,10 +141,10 @@ TEST(AttendPlanesHotCuda, ReadsLowerRunsOnTheHost) {
 TEST(AttendPlanesHotCuda, WarmCopiesAreAllThatIsRead) {
   Rng rng(TestSeed());
   for (const int dim : {64, 128, 256}) {
-    for (const int keep : {8, 4}) {
+    for (const auto& [keep, by_share] : {std::pair{8, false}, {4, false}, {8, true}, {4, true}}) {
       PlanesShape s = OnHost(dim, 1 + Below(rng, 8));
       s.keep = keep;
-      s.rule.fine_above = 16;
+      s.rule.fine_above = by_share ? 0 : 16;
       PlanesCase c(s, rng);
       c.SetTokens({769, 600});
       ASSERT_EQ(c.Run(), 0);

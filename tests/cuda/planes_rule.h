@@ -8,9 +8,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <vector>
 
+#include "kernels/ops/pick/pick.h"
 #include "tests/cuda/planes_inputs.h"
 
 namespace kvstrata::cuda {
@@ -29,7 +31,7 @@ struct PlanesItemErrors {
   double logit = 0;                      // the largest lse
   int wrong_fine = 0, wrong_strips = 0;  // beyond the margin
   int first_wrong = -1;                  // token
-  double weight = 0, limit = 0;          // its weight times N
+  double weight = 0, limit = 0;          // its weight times N, or its mass
 };
 
 // What was compared.
@@ -157,13 +159,58 @@ class PlanesOracle {
     return weights;
   }
 
+  // Rule 4, `share`: how many candidates are fine.
+  int Taken(size_t item) const {
+    const int candidates = in_.Stop(item) - in_.Start(item);
+    const int always = in_.Tokens(item) - candidates;
+    return std::max(CeilShare(in_.shape().rule.share, in_.Tokens(item)) - always, 1);
+  }
+
+  // Masses of candidates: [token], 0 of others.
+  std::vector<double> Masses(size_t item) const {
+    std::vector<double> masses(static_cast<size_t>(in_.Sealed(item)), 0.0);
+    for (int g = 0; g < in_.shape().group; ++g) {
+      const size_t row = item * in_.shape().group + g;
+      const std::vector<double> halves = HalfVariances(item, row);
+      std::vector<double> scores;
+      for (int t = in_.Start(item); t < in_.Stop(item); ++t) {
+        scores.push_back(Logit(row, in_.numbers(item).coarse_keys, t) +
+                         halves[static_cast<size_t>(t / kGroup)]);
+      }
+      const double top = *std::ranges::max_element(scores);
+      double sum = 0;
+      for (const double score : scores) sum += std::exp(score - top);
+      for (size_t i = 0; i < scores.size(); ++i) {
+        masses[static_cast<size_t>(in_.Start(item)) + i] += std::exp(scores[i] - top) / sum;
+      }
+    }
+    return masses;
+  }
+
+  // What a candidate is fine by, and from where on.
+  struct FineLimit {
+    std::vector<double> sizes;  // [token]
+    double limit = 0;
+  };
+  FineLimit FineLimitOf(size_t item, const std::vector<double>& weights) const {
+    const double fine_above = in_.shape().rule.fine_above;
+    if (fine_above > 0 || in_.Start(item) == in_.Stop(item)) return {weights, fine_above};
+    std::vector<double> masses = Masses(item);
+    std::vector<double> ranked(masses.begin() + in_.Start(item), masses.begin() + in_.Stop(item));
+    std::ranges::sort(ranked, std::greater());
+    EXPECT_EQ(CountFlags(Fine(item) + in_.Start(item), std::ssize(ranked)), Taken(item))
+        << in_.Name(item);
+    return {std::move(masses), ranked[static_cast<size_t>(Taken(item) - 1)]};
+  }
+
   void CompareChoice(size_t item, double margin, PlanesItemErrors& e) {
     const std::vector<double> weights = Weights(item);
+    const FineLimit fine_limit = FineLimitOf(item, weights);
     const uint8_t *fine = Fine(item), *strips = Strips(item);
     const auto check = [&](bool got, bool want, double weight, double limit, int token,
                            int& wrong) {
       if (got == want) return;
-      if (std::abs(weight - limit) <= margin * limit) {
+      if (std::abs(weight - limit) <= margin * limit + 1e-37) {
         ++counts_.near_ties;
         return;
       }
@@ -173,15 +220,16 @@ class PlanesOracle {
       e.weight = weight;
       e.limit = limit;
     };
-    const double fine_above = in_.shape().rule.fine_above, skip = in_.shape().rule.skip_below;
+    const double skip = in_.shape().rule.skip_below;
     for (int strip = 0; strip < in_.Sealed(item) / 16; ++strip) {
       bool has_fine = false, has_nan = false;
       double largest = 0;
       for (int t = 16 * strip; t < 16 * strip + 16; ++t) {
         const double weight = weights[static_cast<size_t>(t)];
         const bool always = t < in_.Start(item) || t >= in_.Stop(item);
-        check(fine[t] == 1, always || weight >= fine_above, always ? -1e9 : weight, fine_above, t,
-              e.wrong_fine);
+        const double size = fine_limit.sizes[static_cast<size_t>(t)];
+        check(fine[t] == 1, always || size >= fine_limit.limit, always ? -1e9 : size,
+              fine_limit.limit, t, e.wrong_fine);
         EXPECT_LE(fine[t], 1) << in_.Name(item) << ": token " << t << " has no flag";
         has_fine |= fine[t] == 1;
         has_nan |= std::isnan(weight);

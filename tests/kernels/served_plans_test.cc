@@ -50,6 +50,7 @@ TEST(CudaServes, PlansOfAllPresets) {
         "strata{max_missed = 0.01, run = 16}",
         "strata{max_missed = 0.01}",
         "planes",
+        "planes{share = 0.05}",
         "planes{keep = 4, skip_below = 0, sample = 1, n_dense_layers = 2}"}) {
     EXPECT_TRUE(Serves(plan).ok()) << Serves(plan).ToString();
   }
@@ -74,7 +75,7 @@ TEST(CudaServes, NamesTheKeyThatItDoesNotServe) {
         {"quest{rest = \"mean\"}", "rest = \"mean\""},
         {"quest{codec = \"packed\"}", "codec = \"packed\" under selector \"minmax\""},
         {"strata{codec = \"packed\"}", "codec = \"packed\" under selector \"bits\""},
-        {"planes{share = 0.05}", "share = 0.05"},
+        {"planes{share = 0.05, run = 8}", "run = 8"},
         {"planes{unit = 128}", "unit = 128"},
         {"strata{unit = 48}", "unit = 48"},
         {"strata{unit = 128}", "recent = 64 below unit = 128"},
@@ -118,15 +119,32 @@ std::string LineOf(const std::string& pair, std::string_view text) {
 }
 
 // Values that some option or other takes, and that are not its default.
-constexpr std::string_view kValues[] = {"true",      "false",       "2",
-                                        "24",        "48",          "0",
-                                        "1",         "0.5",         "[0.9, 0.9, 0.9]",
-                                        "\"mean\"",  "\"drop\"",    "\"softmax\"",
-                                        "\"max\"",   "\"literal\"", "\"search\"",
-                                        "\"fixed\"", "\"head\"",    "\"flat\"",
-                                        "\"every\"", "\"always\"",  "\"or\"",
-                                        "\"host\"",  "\"device\"",  "\"no\"",
-                                        "\"upper\""};
+constexpr std::string_view kValues[] = {"true",
+                                        "false",
+                                        "2",
+                                        "24",
+                                        "48",
+                                        "0",
+                                        "1",
+                                        "0.5",
+                                        "[0.9, 0.9, 0.9]",
+                                        "\"mean\"",
+                                        "\"drop\"",
+                                        "\"softmax\"",
+                                        "\"max\"",
+                                        "\"literal\"",
+                                        "\"search\"",
+                                        "\"fixed\"",
+                                        "\"head\"",
+                                        "\"flat\"",
+                                        "\"every\"",
+                                        "\"always\"",
+                                        "\"or\"",
+                                        "\"host\"",
+                                        "\"device\"",
+                                        "\"no\"",
+                                        "\"upper\"",
+                                        "8"};
 
 // The lines of one pair: that it is not served at all; of each option the first value that is not;
 // or that it is served.
@@ -147,10 +165,13 @@ void AddLinesOf(std::string_view selector, std::string_view codec, std::set<std:
   for (const OptionTable* table : TablesOf(*plan)) {
     for (const PlanOption& option : table->rows) {
       for (const std::string_view value : kValues) {
-        std::string text =
-            "{" + axes + ", " + std::string(option.name) + " = " + std::string(value) + "}";
-        // What is refused beside raw pages.
-        if (!ParsePlan(text).ok()) text.insert(text.size() - 1, ", keep_raw = \"no\"");
+        const std::string with =
+            "{" + axes + ", " + std::string(option.name) + " = " + std::string(value);
+        std::string text = with + "}";
+        // What is refused beside raw pages, and without a share.
+        for (const char* beside : {", keep_raw = \"no\"}", ", share = 0.5}"}) {
+          if (!ParsePlan(text).ok()) text = with + beside;
+        }
         if (option.name == "codec" || !ParsePlan(text).ok()) continue;
         const std::string line = LineOf(pair, text);
         if (line.empty()) continue;

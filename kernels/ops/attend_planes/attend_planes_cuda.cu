@@ -14,10 +14,10 @@
 
 #include "kernels/cuda/warps/launch.cuh"
 #include "kernels/ops/attend_planes/attend_planes_cuda.h"
+#include "kernels/ops/attend_planes/by_share/share_kernels.cuh"
 #include "kernels/ops/attend_planes/full_groups.cuh"
 #include "kernels/ops/attend_planes/planes_output.cuh"
 #include "kernels/ops/attend_planes/planes_warp.cuh"
-#include "kernels/ops/attend_planes/sample_kernel.cuh"
 
 namespace kvstrata::cuda {
 namespace {
@@ -39,8 +39,17 @@ __device__ __forceinline__ auto HotRowsOf(const AttendPlanesBatch& w, const CtaP
   }
 }
 
+template <typename Fine>
+__device__ __forceinline__ Fine FineOf(const PlanesArguments& a, int64_t item) {
+  if constexpr (Fine::kIsBits) {
+    return {a.share.bits + item * (a.tokens() / kGroupTokens)};
+  } else {
+    return {};
+  }
+}
+
 // Any grid of at least as many CTAs as there are items. kHot: the copies of AttendPlanesBatch::hot.
-template <int kDim, int kHeads, HotKind kHot>
+template <int kDim, int kHeads, HotKind kHot, typename Fine>
 __global__ void __launch_bounds__(CtaShape<kDim, kHeads>::kThreads,
                                   CtaShape<kDim, kHeads>::kCtasOfSm)
     AttendKernel(const __grid_constant__ PlanesArguments a) {
@@ -64,8 +73,8 @@ __global__ void __launch_bounds__(CtaShape<kDim, kHeads>::kThreads,
   const PlanesVisits visits = PlanesVisits::Of(rule.lengths);
   auto& memory = shared.warps[threadIdx.x / 32];
   auto hot = HotRowsOf<kHot>(w, place, item.row_bytes, memory);
-  PlanesWarp<kDim, kHeads, decltype(hot)> warp(item, visits, &memory, place.warp, place.warps,
-                                               policy);
+  PlanesWarp<kDim, kHeads, decltype(hot), Fine> warp(item, visits, &memory, place.warp, place.warps,
+                                                     policy, FineOf<Fine>(a, place.item));
   if (threadIdx.x < 2) shared.ones[threadIdx.x] = {0x3C003C00, 0x3C003C00, 0x3C003C00, 0x3C003C00};
   __syncthreads();
   rule.factors = shared.query.Factors();
@@ -151,7 +160,10 @@ struct Workspace {
   }
 };
 
-// ctas: of all items. Of the workspace it uses what AttendPlanesWorkspaceBytes counts.
+bool IsByShare(const PlanesRule& rule) { return rule.fine_above == 0 && rule.share < 1; }
+
+// ctas: of all items. Of the workspace it uses what AttendPlanesWorkspaceBytes counts. a: with its
+// work.
 Workspace Divide(const AttendPlanesBatch& w, int64_t ctas, PlanesArguments& a) {
   Workspace from{reinterpret_cast<uint64_t>(w.workspace)};
   const int64_t rows = ctas * w.group, items = int64_t{w.batch} * w.planes.kv_heads;
@@ -163,14 +175,27 @@ Workspace Divide(const AttendPlanesBatch& w, int64_t ctas, PlanesArguments& a) {
   a.references = from.Take<float>(items * 8);
   a.costs = from.Take<float>(items);
   a.queries = from.Take<uint4>(items * (w.planes.format.dim * 2 + 2));
+  if (!IsByShare(w.rule)) return from;
+  a.share.scores = from.Take<float>(a.rows() * a.tokens());
+  a.share.masses = from.Take<float>(items * a.tokens());
+  a.share.candidates = from.Take<int32_t>(w.batch);
+  a.share.takes = from.Take<int32_t>(w.batch);
+  a.share.counts = from.Take<int32_t>(items);
+  a.share.edges = from.Take<int32_t>(int64_t{2} * w.batch);
+  a.share.scratch = from.Take<uint4>(1);
+  a.share.bits = from.Take<uint64_t>(items * (a.tokens() / kGroupTokens));
   return from;
 }
+
+// What references are made of where no weight makes a token fine: sums are raised where coarse
+// tokens weigh more (AttendedSums).
+constexpr double kUsualFine = 8;
 
 PlanesArguments ArgumentsOf(const AttendPlanesBatch& w, int ctas) {
   PlanesArguments a{};
   a.work = w;
   a.scale = w.scale * kLog2E;
-  const auto fine = static_cast<float>(w.rule.fine_above);
+  const auto fine = static_cast<float>(IsByShare(w.rule) ? kUsualFine : w.rule.fine_above);
   a.relative = std::log2(fine) - kFineFrom;
   a.read_from = kFineFrom + std::log2(static_cast<float>(w.rule.skip_below) / fine);
   Divide(w, ctas, a);
@@ -181,10 +206,11 @@ bool IsValid(const AttendPlanesBatch& w) {
   const PlanesRule& r = w.rule;
   return w.planes.IsValid() && w.planes.format.tokens == kGroupTokens && w.batch >= 0 &&
          w.group >= 1 && w.group <= 8 && w.q_stride % 8 == 0 && w.scale > 0 &&
-         (r.fine_above > 0 || (r.fine_above == 0 && r.share >= 1)) && r.run == 1 && r.sample >= 1 &&
+         (r.fine_above > 0 || (r.fine_above == 0 && r.share > 0)) && r.run == 1 && r.sample >= 1 &&
          r.sinks >= 0 && r.recent >= 1 && r.skip_below >= 0 && w.with.parts >= 1 &&
          (!w.hot.IsThere() || (w.hot.rows >= 1 && w.hot.rows <= 32)) &&
-         (w.hot.launch == nullptr || (w.planes.hot_offset != 0 && w.planes.format.dim <= 128)) &&
+         (w.hot.launch == nullptr ||
+          (r.fine_above > 0 && w.planes.hot_offset != 0 && w.planes.format.dim <= 128)) &&
          w.report.stride % kGroupTokens == 0 && (w.to.rows != nullptr || w.partial.o != nullptr);
 }
 
@@ -199,33 +225,62 @@ int LaunchOne(void (*kernel)(PlanesArguments), const PlanesArguments& a, dim3 gr
 }
 
 template <int kDim, int kHeads>
+int LaunchFull(const AttendPlanesBatch& w, Stream stream) {
+  using Shape = FullShape<kDim>;
+  using OfFull = CtaMemory<kDim, kHeads, FullMemory<kDim, kHeads>, Shape>;
+  const int items = w.batch * w.planes.kv_heads;
+  const int each = CtasOf(w, Shape::kCtasOfSm) / items;
+  return LaunchOne<OfFull>(FullKernel<kDim, kHeads>, ArgumentsOf(w, each * items),
+                           dim3(each, items), Shape::kThreads, stream);
+}
+
+// What is fine by a share, to its bits. grid: the sample's.
+template <int kDim, int kHeads>
+int LaunchChoice(const PlanesArguments& a, dim3 grid, Stream stream) {
+  using OfWarps = CtaMemory<kDim, kHeads>;
+  int error = LaunchOne<OfWarps>(ScoreKernel<kDim, kHeads>, a, grid,
+                                 CtaShape<kDim, kHeads>::kThreads, stream);
+  if (error == 0) error = LaunchDependent(MassKernel, grid, kShareThreads, 0, stream, a);
+  if (error == 0) error = PickCuda(PickOf(a), stream);
+  if (error != 0) return error;
+  const int groups = a.tokens() / kGroupTokens;
+  return LaunchDependent(BitsKernel, dim3((groups + kShareThreads - 1) / kShareThreads, grid.y),
+                         kShareThreads, 0, stream, a);
+}
+
+template <int kDim, int kHeads, typename Fine>
+int LaunchAttend(const PlanesArguments& a, int ctas, Stream stream) {
+  constexpr int kThreads = CtaShape<kDim, kHeads>::kThreads;
+  const HotRows& hot = a.work.hot;
+  if (hot.IsThere()) {
+    using OfHotWarps = CtaMemory<kDim, kHeads, HotWarpMemory<kDim, kHeads>>;
+    auto kernel = AttendKernel<kDim, kHeads, HotKind::kOfSequences, Fine>;
+    if constexpr (kDim <= 128 && !Fine::kIsBits) {
+      if (hot.launch != nullptr) kernel = AttendKernel<kDim, kHeads, HotKind::kInBlocks, Fine>;
+    }
+    return LaunchOne<OfHotWarps>(kernel, a, ctas, kThreads, stream);
+  }
+  return LaunchOne<CtaMemory<kDim, kHeads>>(AttendKernel<kDim, kHeads, HotKind::kNone, Fine>, a,
+                                            ctas, kThreads, stream);
+}
+
+template <int kDim, int kHeads>
 int Launch(const AttendPlanesBatch& w, Stream stream) {
   constexpr int kThreads = CtaShape<kDim, kHeads>::kThreads;
   using OfWarps = CtaMemory<kDim, kHeads>;
+  const bool by_share = IsByShare(w.rule);
+  if (w.rule.fine_above == 0 && !by_share) return LaunchFull<kDim, kHeads>(w, stream);
   const int items = w.batch * w.planes.kv_heads;
-  if (w.rule.fine_above == 0) {
-    using Shape = FullShape<kDim>;
-    using OfFull = CtaMemory<kDim, kHeads, FullMemory<kDim, kHeads>, Shape>;
-    const int each = CtasOf(w, Shape::kCtasOfSm) / items;
-    return LaunchOne<OfFull>(FullKernel<kDim, kHeads>, ArgumentsOf(w, each * items),
-                             dim3(each, items), Shape::kThreads, stream);
-  }
   const int ctas = CtasOf(w, CtaShape<kDim, kHeads>::kCtasOfSm);
   const PlanesArguments a = ArgumentsOf(w, ctas);
   const int each =
       std::max(SplitsOfWave(CtaShape<kDim, kHeads>::kCtasOfSm, items, ctas / items), 1);
-  const int error =
-      LaunchOne<OfWarps>(SampleKernel<kDim, kHeads>, a, dim3(each, items), kThreads, stream);
+  const dim3 grid(each, items);
+  int error = LaunchOne<OfWarps>(SampleKernel<kDim, kHeads>, a, grid, kThreads, stream);
+  if (error == 0 && by_share) error = LaunchChoice<kDim, kHeads>(a, grid, stream);
   if (error != 0) return error;
-  if (w.hot.IsThere()) {
-    using OfHotWarps = CtaMemory<kDim, kHeads, HotWarpMemory<kDim, kHeads>>;
-    auto kernel = AttendKernel<kDim, kHeads, HotKind::kOfSequences>;
-    if constexpr (kDim <= 128) {
-      if (w.hot.launch != nullptr) kernel = AttendKernel<kDim, kHeads, HotKind::kInBlocks>;
-    }
-    return LaunchOne<OfHotWarps>(kernel, a, ctas, kThreads, stream);
-  }
-  return LaunchOne<OfWarps>(AttendKernel<kDim, kHeads, HotKind::kNone>, a, ctas, kThreads, stream);
+  return by_share ? LaunchAttend<kDim, kHeads, FineByBits>(a, ctas, stream)
+                  : LaunchAttend<kDim, kHeads, FineByWeight>(a, ctas, stream);
 }
 
 template <int kDim>
@@ -240,6 +295,7 @@ int64_t AttendPlanesWorkspaceBytes(const AttendPlanesBatch& w) {
   AttendPlanesBatch at_zero = w;
   at_zero.workspace = nullptr;
   PlanesArguments unused{};
+  unused.work = at_zero;
   const int64_t ctas = std::max<int64_t>(items, kMostCtas);
   return static_cast<int64_t>(Divide(at_zero, ctas, unused).next);
 }

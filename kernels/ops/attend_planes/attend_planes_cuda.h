@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Op attend_planes on the GPU (attend_planes.h): one query token a sequence, over a
-// batch's sealed groups, chosen by `fine_above`. Two kernels: the first makes the normalisers from
-// every `sample`-th group and from what is always fine, the second streams all groups once. With
-// `share` 1 everything is fine: one kernel, which reads all digits as one stream.
+// batch's sealed groups. Chosen by `fine_above` it is two kernels: the first makes the normalisers
+// from every `sample`-th group and from what is always fine, the second streams all groups once.
+// With a `share` four more choose between them, which stream all keys once more. With `share` 1
+// everything is fine: one kernel, which reads all digits as one stream.
 //
 // A warp has a group at a time. Plane 0 of its keys meets the queries, times the group's steps, on
 // tensor cores; so do values' codes and weights, of the strips that are read. Lower rows of fine
@@ -53,13 +54,13 @@ struct PlanesReport {
   uint8_t* fine = nullptr;      // device [batch][kv_heads][stride], of sealed tokens: 1 if fine
   uint8_t* strips = nullptr;    // device [batch][kv_heads][stride / 16]: 1 if not left out
   int64_t stride = 0;           // a multiple of 64, at least as many as there are sealed tokens
-  uint64_t* fetched = nullptr;  // device [batch][kv_heads], bytes; added to by both kernels
+  uint64_t* fetched = nullptr;  // device [batch][kv_heads], bytes; added to by kernels
   uint64_t* hot = nullptr;      // the same, of them those that HotRows had
 };
 
 struct AttendPlanesBatch {
   DevicePlanes planes;  // format.tokens 64
-  PlanesRule rule;      // run 1; fine_above > 0, or share at least 1 (everything is fine)
+  PlanesRule rule;      // run 1; fine_above > 0, or share > 0 (from 1 on everything is fine)
   int32_t batch = 0;
   int32_t group = 0;  // query heads a KV head, 1..8
   // device [batch], N: raw rows and the new one included; 0: all of the sequence is fine
@@ -70,7 +71,7 @@ struct AttendPlanesBatch {
   int64_t q_stride = 0;  // elements from a sequence's queries to the next's; a multiple of 8
   float scale = 1.0f;    // factor of the logits, > 0
   bool ahead = false;    // launch.cuh; of tables, lengths and groups
-  HotRows hot;           // with fine_above
+  HotRows hot;           // where not everything is fine; in blocks with fine_above
   Partials with;         // raw rows', at least one part: compared with, and merged into the output
   AttentionOutput to;    // to.rows null: `partial` is written instead
   Partials partial;      // 1 part: sealed tokens', rotated back
@@ -80,7 +81,8 @@ struct AttendPlanesBatch {
 };
 
 // Enough for any batch of at most so many sequences of this shape (planes but for addresses, group)
-// on the current GPU.
+// and rule on the current GPU. That of a share below 1 is enough for any: of each token that a
+// sequence has room for it has 4 bytes a query head and 4 a KV head.
 int64_t AttendPlanesWorkspaceBytes(const AttendPlanesBatch& work);
 
 // cudaErrorInvalidValue: a shape outside the ranges above. Calls that share a workspace must be

@@ -25,6 +25,17 @@ class AttendedSums {
     if (__any_sync(kAllLanes, step > Exp2(kMostProduct - limit_))) LowerLimit(memory, step);
   }
 
+  // Before coarse weights of any size are made. logits: the lane's largest of its heads, relative
+  // to the reference.
+  __device__ __forceinline__ void FitLogits(Memory& memory, const float (&logits)[2]) {
+    float top[2] = {logits[0] - limit_, logits[1] - limit_};
+    if (!__any_sync(kAllLanes, top[0] > raised_[0] || top[1] > raised_[1])) return;
+    if (kHeads == 4) {  // OwnSums
+      for (float& x : top) x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, 2));
+    }
+    Raise(memory, top);
+  }
+
   // Tokens first .. first + count - 1 of the list, at most kFineTile: their weights join those of
   // the group.
   __device__ __forceinline__ void AddFine(Memory& memory, int first, int count,

@@ -125,6 +125,15 @@ struct OwnSums {
     for (int i = 1; i < kCount; ++i) top = fmaxf(top, at[i][head]);
     return top;
   }
+  // Of tokens but those of the lane's that have a bit.
+  __device__ float Top(int head, uint32_t left_out) const {
+    float top = -INFINITY;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if ((left_out >> first() >> i & 1) == 0) top = fmaxf(top, at[i][head]);
+    }
+    return top;
+  }
 };
 
 // 16 codes of two tokens, field m of word a in row g and of word b in row g + 8.

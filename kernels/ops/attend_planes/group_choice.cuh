@@ -25,6 +25,22 @@ struct ItemRule {
   FineForm form;
 };
 
+// Which candidates are fine: those that weigh enough.
+struct FineByWeight {
+  static constexpr bool kIsBits = false;
+};
+// Those whose bits are set.
+struct FineByBits {
+  static constexpr bool kIsBits = true;
+  const uint64_t* bits;  // the item's, a word a group
+
+  // A bit for each of the lane's tokens (TokenOf).
+  __device__ uint32_t Of(int group) const {
+    const uint64_t own = __ldcg(bits + group) >> TokenOf(threadIdx.x % 32, 0);
+    return static_cast<uint32_t>(own & 0xF) | static_cast<uint32_t>(own >> 8 & 0xF) << 4;
+  }
+};
+
 // Report of one (sequence, KV head).
 struct ItemReport {
   uint8_t *fine, *strips;  // null: not wanted

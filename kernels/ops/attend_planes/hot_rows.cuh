@@ -10,6 +10,7 @@
 #ifndef KVSTRATA_KERNELS_OPS_ATTEND_PLANES_HOT_ROWS_CUH_
 #define KVSTRATA_KERNELS_OPS_ATTEND_PLANES_HOT_ROWS_CUH_
 
+#include "kernels/cuda/warps/fragments.cuh"
 #include "kernels/ops/attend_planes/attend_planes_cuda.h"
 #include "kernels/ops/attend_planes/planes_item.cuh"
 

@@ -18,6 +18,22 @@ struct CtaShape {
   static constexpr int kThreads = kWarps * 32;
 };
 
+// In the workspace: what kernels of a share (by_share/share_kernels.cuh) leave. tokens:
+// PlanesArguments::tokens.
+struct ShareBuffers {
+  float* scores;        // [rows][tokens], times log2(e)
+  float* masses;        // [items][tokens], of candidates, the first of them first
+  int32_t* candidates;  // [batch], or kNoQuery
+  int32_t* takes;       // [batch], of candidates, that are fine
+  int32_t* counts;      // [items], op pick's, as the next two
+  int32_t* edges;       // [2][batch]
+  uint4* scratch;       // [1]
+  uint64_t* bits;       // [items][groups], a bit for each token
+
+  // [items][tokens], what was picked: scores are read no more.
+  __host__ __device__ int32_t* list() const { return reinterpret_cast<int32_t*>(scores); }
+};
+
 // What all kernels of the op take.
 struct PlanesArguments {
   AttendPlanesBatch work;
@@ -32,9 +48,14 @@ struct PlanesArguments {
   float* references;  // [items][8], what logits of heads are relative to, times log2(e)
   float* costs;       // [items]
   uint4* queries;     // [items], a SharedQuery each
+  ShareBuffers share;
 
   __host__ __device__ int32_t items() const { return work.batch * work.planes.kv_heads; }
   __host__ __device__ int64_t rows() const { return int64_t{items()} * work.group; }
+  // That a sequence has room for.
+  __host__ __device__ int32_t tokens() const {
+    return work.planes.block_stride * work.planes.block_groups * kGroupTokens;
+  }
 };
 
 // Where everything is fine.

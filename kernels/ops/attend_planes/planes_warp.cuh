@@ -9,8 +9,8 @@
 
 namespace kvstrata::cuda {
 
-// Hot: NoHotRows, or HotRowSet.
-template <int kDim, int kHeads, typename Hot>
+// Hot: NoHotRows, or HotRowSet. Fine: FineByWeight, or FineByBits.
+template <int kDim, int kHeads, typename Hot, typename Fine = FineByWeight>
 class PlanesWarp {
  public:
   using Memory = WarpMemory<kDim, kHeads>;
@@ -18,11 +18,12 @@ class PlanesWarp {
 
   // Visits first, first + step, .. Copies of the first two begin here.
   __device__ PlanesWarp(const PlanesItem<kDim>& item, const PlanesVisits& visits, Memory* memory,
-                        int first, int step, uint64_t policy)
+                        int first, int step, uint64_t policy, const Fine& fine)
       : item_(item),
         visits_(visits),
         memory_(*memory),
         copier_(memory, policy),
+        fine_(fine),
         first_visit_(first),
         step_(step) {
     uint64_t blocks[2];
@@ -147,13 +148,19 @@ class PlanesWarp {
       is_read |= !(best < rule.read_from);
       has_fine |= best >= kFineFrom;
     }
-    uint32_t fine = 0, read = 0;
+    uint32_t listed = 0, fine = 0, read = 0;
+    if constexpr (Fine::kIsBits) {
+      listed = visits_.is_full ? 0 : fine_.Of(group_);
+      has_fine = listed != 0;
+    }
     count_ = 0;
     strips_ = 0;
     if (__any_sync(kAllLanes, is_read || has_fine) || HasAlways(rule.lengths)) {
       AskRuns();
       const uint32_t always = AlwaysOf(rule.lengths);
-      const uint32_t chosen = ChosenOf(rule, always, has_fine, score, own);
+      const uint32_t chosen = Fine::kIsBits && !visits_.is_full
+                                  ? listed & ~always
+                                  : ChosenOf(rule, always, has_fine, score, own);
       if (__any_sync(kAllLanes, chosen != 0)) count_ = List(chosen, rule, sums, own);
       fine = chosen | always;
       read = StripsOf(__ballot_sync(kAllLanes, is_read || fine != 0));
@@ -215,6 +222,14 @@ class PlanesWarp {
   __device__ __forceinline__ void Weigh(const ItemRule& rule, const float (&base)[2],
                                         uint32_t always, const OwnSums<kHeads>& own) {
     const bool is_read = strips_ >> (threadIdx.x % 32 / 8) & 1;
+    if constexpr (Fine::kIsBits) {  // coarse tokens may weigh anything
+      float top[2];
+      for (int head = 0; head < 2; ++head) {
+        const float best = own.Top(head, is_read ? always : 0xFF);
+        top[head] = fmaf(best, rule.factors.code[head], base[head]);
+      }
+      attended_.FitLogits(memory_, top);
+    }
     const float even = is_read ? base[0] - attended_.raised(0) : -INFINITY;
     const float odd = is_read ? base[1] - attended_.raised(1) : -INFINITY;
     uint32_t weights[own.kCount];
@@ -264,6 +279,7 @@ class PlanesWarp {
   const PlanesVisits& visits_;
   Memory& memory_;
   const PlanesCopier<kDim, kHeads> copier_;
+  [[no_unique_address]] const Fine fine_;
   const int first_visit_, step_;
   // What the visit of a group has left to do: the strips that are read (none: nothing), tokens that
   // are listed, and where its scales are.

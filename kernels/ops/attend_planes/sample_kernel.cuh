@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/warps/last_arrival.cuh"
 #include "kernels/cuda/warps/launch.cuh"
+#include "kernels/ops/attend_planes/hot_rows.cuh"
 #include "kernels/ops/attend_planes/planes_ctas.cuh"
 
 namespace kvstrata::cuda {

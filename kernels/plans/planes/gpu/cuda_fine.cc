@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Selector `fine` on a GPU (kernels/plans/planes/fine.h): no list is made; what it says of a layer
 // is what CudaPlanes gives op attend_planes.
-#include "kernels/plan/plan_rows.h"
+#include <string>
+
 #include "kernels/plans/planes/fine.h"
 #include "kernels/step/gpu/frame/cuda_frame.h"
 #include "kernels/step/gpu/frame/cuda_selector_rows.h"
@@ -23,9 +24,9 @@ class CudaFine final : public CudaSelector {
 };
 
 Status FineServes(const Plan& plan) {
-  if (plan.fine.share == 0) return OkStatus();
-  return PlanUnserved("share", NumberText(plan.fine.share),
-                      "op attend_planes by a share of the tokens");
+  if (plan.fine.run == 1) return OkStatus();
+  return PlanUnserved("run", std::to_string(plan.fine.run),
+                      "op attend_planes by a share of whole runs");
 }
 
 }  // namespace

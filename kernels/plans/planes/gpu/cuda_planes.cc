@@ -98,6 +98,7 @@ Status CudaPlanes::Fit(const CudaFrame& frame) {
     const int32_t groups = frame.RoomFor(i) / kUnit + 1;
     Raise(&room.groups, groups, Generous(groups, kGroupsMultiple));
     room.members = std::max(room.members, frame.memory().members());
+    room.by_share = room.by_share || frame.plan(i).fine.share > 0;
   }
   if (room == room_) return OkStatus();
   room_ = {};  // until all of it is there
@@ -127,6 +128,7 @@ Status CudaPlanes::FitTo(const Room& room, const CudaFrame& frame) {
   attend.planes.kv_heads = g.kv_heads;
   attend.group = g.group();
   attend.batch = room.members;
+  if (!room.by_share) attend.rule = kAllFine;
   return memory.Fit(&workspace_, frame.ops().attend_planes_workspace_bytes(attend));
 }
 

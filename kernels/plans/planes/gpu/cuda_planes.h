@@ -13,7 +13,8 @@
 // addresses, on the stream, so steps under way end as they began, and no graph is stale.
 // Threads: as CudaCodec. Cost: 16 bytes a group of 64 tokens and sequence, 16 a layer, KV head and
 // sequence, and some MB; hot caches are their sequences'. The first sequence of a `keep` whose
-// lower runs are on their way takes what one group takes, makes graphs stale, and waits.
+// lower runs are on their way takes what one group takes, makes graphs stale, and waits. With a
+// `share` 4 bytes more a packed token, query head and sequence, and as many a KV head.
 #pragma once
 
 #include <cstdint>
@@ -49,7 +50,8 @@ class CudaPlanes final : public CudaCodec {
  private:
   struct Room {
     int32_t members = 0;
-    int32_t groups = 0;  // that a sequence may have
+    int32_t groups = 0;     // that a sequence may have
+    bool by_share = false;  // a plan has a share
     bool operator==(const Room&) const = default;
   };
 
