@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(kShareThreads)
     for (int head = 0; head < 8; ++head) {
       if (head < w.group) mass += Exp2(scores[head * a.tokens()] - log_sums[head]);
     }
-    a.share.masses[item * a.tokens() + i] = mass;
+    a.share.masses[int64_t{item} * a.tokens() + i] = mass;
   }
 }
 
@@ -157,13 +157,13 @@ __global__ void __launch_bounds__(kShareThreads)
   const PlanesLengths lengths = PlanesLengths::Of(w, sequence);
   if (group >= lengths.groups || lengths.candidates() == 0) return;
   const int taken = a.share.takes[sequence];
-  uint64_t& bits = a.share.bits[item * (a.tokens() / kGroupTokens) + group];
+  uint64_t& bits = a.share.bits[int64_t{item} * (a.tokens() / kGroupTokens) + group];
   bits = 0;
   if (taken >= lengths.candidates()) {  // op pick lists nothing
     bits = ~uint64_t{0};
     return;
   }
-  const int32_t* const list = a.share.list() + item * a.tokens();
+  const int32_t* const list = a.share.list() + int64_t{item} * a.tokens();
   const int first = group * kGroupTokens - lengths.start;  // of candidates
   int begin = 0;
   for (int count = taken; count > 0;) {
