@@ -125,7 +125,7 @@ struct OwnSums {
     for (int i = 1; i < kCount; ++i) top = fmaxf(top, at[i][head]);
     return top;
   }
-  // Of tokens but those of the lane's that have a bit.
+  // The same without tokens that have a bit, of the lane's eight.
   __device__ float Top(int head, uint32_t left_out) const {
     float top = -INFINITY;
 #pragma unroll
