@@ -155,7 +155,7 @@ BlockPlanes::BlockPlanes(const Plan& plan, const BlockPlanesShape& shape, const 
   cuda::AttendPlanesBatch sealed;
   sealed.planes.format = format_;
   sealed.planes.kv_heads = g.kv_heads;
-  sealed.rule = kAllFine;  // of those that are served none needs more memory
+  sealed.rule = kAllFine;  // no plan that is served needs more memory
   sealed.batch = shape.max_rows;
   sealed.group = g.group();
   planes_counters_ = workspace_.Add<uint32_t>(int64_t{shape.max_rows} * g.kv_heads);

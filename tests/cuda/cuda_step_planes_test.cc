@@ -8,8 +8,8 @@ namespace {
 
 // Raw rows of what is sealed are NaN on the GPU, so that nothing but groups can be read.
 TEST(CudaStepPlanes, FollowTheCpuStep) {
-  for (const char* plan :
-       {kPlanes, kFourBitPlanes, kFinePlanes, kHostPlanes, kFewHotPlanes, kColdPlanes}) {
+  for (const char* plan : {kPlanes, kFourBitPlanes, kFinePlanes, kHostPlanes, kFewHotPlanes,
+                           kColdPlanes, kSharePlanes, kHostSharePlanes}) {
     for (const auto& [dtype, page, batch] :
          {std::tuple{DType::kBF16, 16, 1}, {DType::kF16, 32, 5}, {DType::kBF16, 64, 3}}) {
       SCOPED_TRACE(std::string(plan) + " batch " + std::to_string(batch));
@@ -42,8 +42,8 @@ TEST(CudaStepPlanes, OfOtherModels) {
     g.query_heads = query_heads;
     g.kv_heads = kv_heads;
     g.head_dim = head_dim;
-    Twins twins(g, {"full", kPlanes, kFinePlanes, kFourBitPlanes, kHostPlanes});
-    ASSERT_NO_FATAL_FAILURE(Prefill(twins, {160, 330, 200, 257, 300}));
+    Twins twins(g, {"full", kPlanes, kFinePlanes, kFourBitPlanes, kHostPlanes, kSharePlanes});
+    ASSERT_NO_FATAL_FAILURE(Prefill(twins, {160, 330, 200, 257, 300, 290}));
     for (int i = 0; i < 8; ++i) {
       ASSERT_NO_FATAL_FAILURE(twins.Pack());
       ASSERT_NO_FATAL_FAILURE(twins.Run(twins.Each(1)));
@@ -71,15 +71,16 @@ TEST(CudaStepPlanes, MembersOfDifferentPlansAndStages) {
 
 // One graph, from before anything is sealed until groups have filled and extents have joined.
 TEST(CudaStepPlanes, AGraphStaysGoodWhileGroupsFill) {
-  Twins twins(OneLayer(), {kPlanes, kPlanes, kFinePlanes, kFourBitPlanes, kHostPlanes});
-  ASSERT_NO_FATAL_FAILURE(Prefill(twins, {200, 460, 304, 130, 420}));
+  Twins twins(OneLayer(),
+              {kPlanes, kPlanes, kFinePlanes, kFourBitPlanes, kHostPlanes, kSharePlanes});
+  ASSERT_NO_FATAL_FAILURE(Prefill(twins, {200, 460, 304, 130, 420, 250}));
   ASSERT_NO_FATAL_FAILURE(twins.Run(twins.Each(1)));
   Replays replays(twins);
   for (int i = 0; i < 70; ++i) {
     ASSERT_NO_FATAL_FAILURE(replays.Step());
     ASSERT_NO_FATAL_FAILURE(twins.Pack());
     if (i % 20 != 5) continue;
-    ASSERT_NO_FATAL_FAILURE(twins.Run({1, 1, 3, 1, 1}));
+    ASSERT_NO_FATAL_FAILURE(twins.Run({1, 1, 3, 1, 1, 1}));
   }
   EXPECT_EQ(replays.captures, 1);
   twins.ExpectFewTies();

@@ -123,6 +123,12 @@ inline constexpr const char* kUpperFourBitPlanes =
 inline constexpr const char* kUpperHostPlanes =
     "planes{lower = \"host\", hot = 32, fine_above = 8, sample = 2, sinks = 5, recent = 20, "
     "min_tokens = 150, keep_raw = \"no\", open_on = \"upper\"}";
+// By a share of the tokens. A near-tie's two tokens weigh the same, so either makes the output.
+inline constexpr const char* kSharePlanes =
+    "planes{share = 0.3, sinks = 5, recent = 20, min_tokens = 150}";
+inline constexpr const char* kHostSharePlanes =
+    "planes{lower = \"host\", hot = 32, keep = 4, share = 0.1, skip_below = 0, sinks = 0, recent = "
+    "1, n_dense_layers = 1, min_tokens = 0}";
 // Everything by all planes.
 inline constexpr const char* kFinePlanes = "planes{recent = 4096, min_tokens = 0}";
 

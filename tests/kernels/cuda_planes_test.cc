@@ -18,6 +18,8 @@ constexpr char kPlan[] =
     "planes{fine_above = 3, sample = 2, sinks = 5, recent = 20, n_dense_layers = 1, min_tokens = "
     "300}";
 
+constexpr char kShare[] = "planes{share = 0.2, sinks = 5, recent = 20, min_tokens = 300}";
+
 constexpr char kLowerOnHost[] =
     "planes{fine_above = 3, sample = 2, sinks = 5, recent = 20, lower = \"host\", min_tokens = "
     "300}";
@@ -224,9 +226,10 @@ TEST_F(CudaPlanesTest, AttendsAsAStepDoes) {
   Add(kPlan, 40);
   Add(kPlan, 350);
   Add(kLowerOnHost, 450);
+  Add(kShare, 400);
   for (int i = 0; i < 8; ++i) {
     SCOPED_TRACE(i);
-    ASSERT_NO_FATAL_FAILURE(Run({1, 1, 1, 1, 1}));
+    ASSERT_NO_FATAL_FAILURE(Run({1, 1, 1, 1, 1, 1}));
     for (const auto& m : members_) {
       m->Skip(8);
       m->sequence.Settle();

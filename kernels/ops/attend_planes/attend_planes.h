@@ -19,8 +19,7 @@
 // a fine value adds, and variances are fp32. So simd may decide a near-tie otherwise than ref. With
 // a `share` below 1, and with fine_above where `sample` is 1, it takes four bytes a token and query
 // head of memory, and some ten a token.
-#ifndef KVSTRATA_KERNELS_OPS_ATTEND_PLANES_ATTEND_PLANES_H_
-#define KVSTRATA_KERNELS_OPS_ATTEND_PLANES_ATTEND_PLANES_H_
+#pragma once
 
 #include "kernels/cpu/executor.h"
 #include "kernels/ops/pack_planes/planes_format.h"
@@ -111,5 +110,3 @@ void AttendPlanesSimd(const AttendPlanesWork* work, int64_t n, Executor& executo
 void ScorePlanes(const ScorePlanesWork* work, int64_t n, Executor& executor);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_OPS_ATTEND_PLANES_ATTEND_PLANES_H_

@@ -17,8 +17,7 @@
 // Cost: the bytes that PlanesBytesRead counts, and keys of every `sample`-th group once more. With
 // d = 128 a group is some 390 instructions of a warp, 400 more where strips are read, and 350 for
 // up to eight fine tokens.
-#ifndef KVSTRATA_KERNELS_OPS_ATTEND_PLANES_ATTEND_PLANES_CUDA_H_
-#define KVSTRATA_KERNELS_OPS_ATTEND_PLANES_ATTEND_PLANES_CUDA_H_
+#pragma once
 
 #include "kernels/cuda/batches/batch.h"
 #include "kernels/ops/attend_planes/attend_planes.h"
@@ -90,5 +89,3 @@ int64_t AttendPlanesWorkspaceBytes(const AttendPlanesBatch& work);
 int AttendPlanesCuda(const AttendPlanesBatch& work, Stream stream);
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_ATTEND_PLANES_ATTEND_PLANES_CUDA_H_

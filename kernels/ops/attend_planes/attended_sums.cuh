@@ -4,8 +4,7 @@
 //
 // Weights are fp16, relative to a logit for each head. It is raised where a fine token, or a weight
 // times a step of values, would be too large; what was summed before is scaled.
-#ifndef KVSTRATA_KERNELS_OPS_ATTEND_PLANES_ATTENDED_SUMS_CUH_
-#define KVSTRATA_KERNELS_OPS_ATTEND_PLANES_ATTENDED_SUMS_CUH_
+#pragma once
 
 #include "kernels/ops/attend_planes/group_choice.cuh"
 
@@ -127,5 +126,3 @@ class AttendedSums {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_ATTEND_PLANES_ATTENDED_SUMS_CUH_

@@ -5,8 +5,7 @@
 // which products take as it is. So a word of 16 codes becomes eight registers of a left-hand
 // fragment by a shift and eight masks; what it is multiplied with, query times step, has 64 / 4^m
 // in it.
-#ifndef KVSTRATA_KERNELS_OPS_ATTEND_PLANES_COARSE_KEYS_CUH_
-#define KVSTRATA_KERNELS_OPS_ATTEND_PLANES_COARSE_KEYS_CUH_
+#pragma once
 
 #include "kernels/cuda/warps/mma_m16n8k8.cuh"
 #include "kernels/ops/attend_planes/planes_item.cuh"
@@ -125,7 +124,7 @@ struct OwnSums {
     for (int i = 1; i < kCount; ++i) top = fmaxf(top, at[i][head]);
     return top;
   }
-  // Of tokens but those of the lane's that have a bit.
+  // The same without tokens that have a bit, of the lane's eight.
   __device__ float Top(int head, uint32_t left_out) const {
     float top = -INFINITY;
 #pragma unroll
@@ -233,5 +232,3 @@ __device__ __forceinline__ void ScoreGroup(const WarpMemory<kDim, kHeads>& memor
 }
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_ATTEND_PLANES_COARSE_KEYS_CUH_

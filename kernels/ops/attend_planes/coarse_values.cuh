@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sums of weighted values of groups of 64 tokens by a whole warp: plane 0 of their strips on tensor
 // cores, codes as in coarse_keys.cuh, channels as rows; and lower digits of some.
-#ifndef KVSTRATA_KERNELS_OPS_ATTEND_PLANES_COARSE_VALUES_CUH_
-#define KVSTRATA_KERNELS_OPS_ATTEND_PLANES_COARSE_VALUES_CUH_
+#pragma once
 
 #include "kernels/cuda/warps/fragments.cuh"
 #include "kernels/cuda/warps/mma_m16n8k8.cuh"
@@ -244,5 +243,3 @@ class ValueSums {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_ATTEND_PLANES_COARSE_VALUES_CUH_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Fine tokens of a group, by a whole warp: a list of them, their logits (the coarse ones and what
 // planes 1 and 2 add, eight tokens a product), and the lower digits of their values.
-#ifndef KVSTRATA_KERNELS_OPS_ATTEND_PLANES_FINE_ROWS_CUH_
-#define KVSTRATA_KERNELS_OPS_ATTEND_PLANES_FINE_ROWS_CUH_
+#pragma once
 
 #include "kernels/cuda/warps/fragments.cuh"
 #include "kernels/cuda/warps/select_bits.cuh"
@@ -115,5 +114,3 @@ __device__ __forceinline__ uint32_t LowerCodes(uint32_t plane1, uint32_t plane2,
 inline constexpr uint32_t kLowerDigits = 0x003F003F;  // every second code's
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_ATTEND_PLANES_FINE_ROWS_CUH_

@@ -6,8 +6,7 @@
 // tensor cores. Values' plane 0 is attended as coarse_values.cuh does it; lower digits, which lie
 // by token and not by channel, in sums of their own, with the same weights. While keys of a group
 // are scored its values are under way, and the other way round.
-#ifndef KVSTRATA_KERNELS_OPS_ATTEND_PLANES_FULL_GROUPS_CUH_
-#define KVSTRATA_KERNELS_OPS_ATTEND_PLANES_FULL_GROUPS_CUH_
+#pragma once
 
 #include "kernels/cuda/warps/exp2.cuh"
 #include "kernels/ops/attend_planes/lower_values.cuh"
@@ -267,5 +266,3 @@ class FullGroups {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_ATTEND_PLANES_FULL_GROUPS_CUH_

@@ -4,8 +4,7 @@
 //
 // Logits are relative: 2^6 is the weight from which on a token is fine. So coarse weights are below
 // 64, and with any step of values (at most 514) fit fp16.
-#ifndef KVSTRATA_KERNELS_OPS_ATTEND_PLANES_GROUP_CHOICE_CUH_
-#define KVSTRATA_KERNELS_OPS_ATTEND_PLANES_GROUP_CHOICE_CUH_
+#pragma once
 
 #include "kernels/cuda/warps/exp2.cuh"
 #include "kernels/ops/attend_planes/coarse_values.cuh"
@@ -70,5 +69,3 @@ struct ItemReport {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_ATTEND_PLANES_GROUP_CHOICE_CUH_

@@ -7,8 +7,7 @@
 // Tags of a group are asked for before it is scored. Rows that it has are read from the copies,
 // others from the host; those take places when they have arrived: empty ones, else of rows that
 // have not been fine for longest, and never of one that is fine now.
-#ifndef KVSTRATA_KERNELS_OPS_ATTEND_PLANES_HOT_ROWS_CUH_
-#define KVSTRATA_KERNELS_OPS_ATTEND_PLANES_HOT_ROWS_CUH_
+#pragma once
 
 #include "kernels/cuda/warps/fragments.cuh"
 #include "kernels/ops/attend_planes/attend_planes_cuda.h"
@@ -194,5 +193,3 @@ struct HotWarpMemory : WarpMemory<kDim, kHeads> {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_ATTEND_PLANES_HOT_ROWS_CUH_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sums of weighted lower digits of values of whole groups, by a whole warp: eight tokens' bytes are
 // turned into what tensor cores take by channel.
-#ifndef KVSTRATA_KERNELS_OPS_ATTEND_PLANES_LOWER_VALUES_CUH_
-#define KVSTRATA_KERNELS_OPS_ATTEND_PLANES_LOWER_VALUES_CUH_
+#pragma once
 
 #include "kernels/ops/attend_planes/coarse_values.cuh"
 
@@ -75,5 +74,3 @@ class LowerValueSums {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_ATTEND_PLANES_LOWER_VALUES_CUH_

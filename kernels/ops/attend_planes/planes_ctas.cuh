@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // CTAs of the op's kernels: their shape and shared memory, the item that they share with others,
 // and its query.
-#ifndef KVSTRATA_KERNELS_OPS_ATTEND_PLANES_PLANES_CTAS_CUH_
-#define KVSTRATA_KERNELS_OPS_ATTEND_PLANES_PLANES_CTAS_CUH_
+#pragma once
 
 #include "kernels/ops/attend_planes/planes_shares.cuh"
 #include "kernels/ops/merge/partials.h"
@@ -147,5 +146,3 @@ __device__ __forceinline__ void AddBytes(uint64_t* counts, int64_t item, uint64_
 }
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_ATTEND_PLANES_PLANES_CTAS_CUH_

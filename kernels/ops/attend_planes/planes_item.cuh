@@ -7,8 +7,7 @@
 //   1; values: strip t, channels 32 k + 4 g to 32 k + 4 g + 3, whatever k.
 // So lanes of g = 2t and 2t + 1 have the keys of strip t, whose values lanes of that t have:
 // transposing the matrix of logits (fragments.cuh) gives weights in the layout that values need.
-#ifndef KVSTRATA_KERNELS_OPS_ATTEND_PLANES_PLANES_ITEM_CUH_
-#define KVSTRATA_KERNELS_OPS_ATTEND_PLANES_PLANES_ITEM_CUH_
+#pragma once
 
 #include <cuda_fp16.h>
 
@@ -217,5 +216,3 @@ struct PlanesCopier {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_ATTEND_PLANES_PLANES_ITEM_CUH_

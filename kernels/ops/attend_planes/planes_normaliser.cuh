@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The normaliser of each query head (docs/spec/planes.md, "A step", rule 3): which tokens are
 // candidates, which groups are sampled, and what CTAs leave of them for the kernel that follows.
-#ifndef KVSTRATA_KERNELS_OPS_ATTEND_PLANES_PLANES_NORMALISER_CUH_
-#define KVSTRATA_KERNELS_OPS_ATTEND_PLANES_PLANES_NORMALISER_CUH_
+#pragma once
 
 #include "kernels/ops/attend_planes/attend_planes_cuda.h"
 #include "kernels/ops/attend_planes/fine_rows.cuh"
@@ -213,5 +212,3 @@ __device__ inline float LogNormaliser(const float4* parts, int ctas, const Parti
 }
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_ATTEND_PLANES_PLANES_NORMALISER_CUH_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The end of the op: what the CTAs of an item have attended, added up by the last of them, rotated
 // back and stored.
-#ifndef KVSTRATA_KERNELS_OPS_ATTEND_PLANES_PLANES_OUTPUT_CUH_
-#define KVSTRATA_KERNELS_OPS_ATTEND_PLANES_PLANES_OUTPUT_CUH_
+#pragma once
 
 #include "kernels/ops/attend_planes/planes_ctas.cuh"
 #include "kernels/ops/merge/shared_item.cuh"
@@ -103,5 +102,3 @@ __device__ __forceinline__ void Finish(const PlanesArguments& a, const CtaPlace&
 }
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_ATTEND_PLANES_PLANES_OUTPUT_CUH_

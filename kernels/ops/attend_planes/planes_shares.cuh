@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How the second kernel's CTAs are shared out among items: by what their samples say a group costs.
 // Heads differ in what of them is fine, and sequences in how long they are.
-#ifndef KVSTRATA_KERNELS_OPS_ATTEND_PLANES_PLANES_SHARES_CUH_
-#define KVSTRATA_KERNELS_OPS_ATTEND_PLANES_PLANES_SHARES_CUH_
+#pragma once
 
 #include "kernels/ops/attend_planes/group_choice.cuh"
 
@@ -123,5 +122,3 @@ struct CtaShare {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_ATTEND_PLANES_PLANES_SHARES_CUH_

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A warp's share of the groups of one (sequence, KV head): it scores a group, finishes the one
 // before it, whose values and fine rows have arrived by now, and chooses what to ask for.
-#ifndef KVSTRATA_KERNELS_OPS_ATTEND_PLANES_PLANES_WARP_CUH_
-#define KVSTRATA_KERNELS_OPS_ATTEND_PLANES_PLANES_WARP_CUH_
+#pragma once
 
 #include "kernels/ops/attend_planes/attended_sums.cuh"
 #include "kernels/ops/attend_planes/hot_rows.cuh"
@@ -294,5 +293,3 @@ class PlanesWarp {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_ATTEND_PLANES_PLANES_WARP_CUH_

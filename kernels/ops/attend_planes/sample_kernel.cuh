@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The op's first kernel: from sampled groups and what is always fine it makes what logits of each
 // head are compared with, and says what of the GPU an item is to have in the second one.
-#ifndef KVSTRATA_KERNELS_OPS_ATTEND_PLANES_SAMPLE_KERNEL_CUH_
-#define KVSTRATA_KERNELS_OPS_ATTEND_PLANES_SAMPLE_KERNEL_CUH_
+#pragma once
 
 #include "kernels/cuda/warps/last_arrival.cuh"
 #include "kernels/cuda/warps/launch.cuh"
@@ -192,5 +191,3 @@ __global__ void __launch_bounds__(CtaShape<kDim, kHeads>::kThreads,
 }
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_ATTEND_PLANES_SAMPLE_KERNEL_CUH_

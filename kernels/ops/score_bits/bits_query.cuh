@@ -5,8 +5,7 @@
 // Column g is query g of the group, as fp16. In groups of up to four heads columns 4 .. 7 are what
 // a product of query and step leaves when it is rounded, so that column c + column 4 + c has next
 // to no error.
-#ifndef KVSTRATA_KERNELS_OPS_SCORE_BITS_BITS_QUERY_CUH_
-#define KVSTRATA_KERNELS_OPS_SCORE_BITS_BITS_QUERY_CUH_
+#pragma once
 
 #include "kernels/ops/score_bits/bits_tile.cuh"
 
@@ -174,5 +173,3 @@ __device__ void Fold(const char* group_at, const GroupOffsets& f,
 }
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_SCORE_BITS_BITS_QUERY_CUH_

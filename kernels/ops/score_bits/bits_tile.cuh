@@ -7,8 +7,7 @@
 // of an fp16's mantissa, below the exponent of 2^(10 - p), a code is the number 2^(10 - p) + code:
 // a mask and an OR for two of them, and two or three shifts of a word (CodePlace). The query's sum
 // times 2^(10 - p) is taken off beforehand.
-#ifndef KVSTRATA_KERNELS_OPS_SCORE_BITS_BITS_TILE_CUH_
-#define KVSTRATA_KERNELS_OPS_SCORE_BITS_BITS_TILE_CUH_
+#pragma once
 
 #include <cuda_fp16.h>
 
@@ -176,5 +175,3 @@ struct BitsTile {
 };
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_SCORE_BITS_BITS_TILE_CUH_

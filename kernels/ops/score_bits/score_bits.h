@@ -19,8 +19,7 @@
 // BitsNoise: by how much such logits scatter around those of the keys (docs/spec/bits.md 3): the
 // variance of a channel that is rounded to a multiple of `step` is step^2 / 12, and channels err by
 // themselves. One implementation, in fp64. Cost: the steps of one group in eight.
-#ifndef KVSTRATA_KERNELS_OPS_SCORE_BITS_SCORE_BITS_H_
-#define KVSTRATA_KERNELS_OPS_SCORE_BITS_SCORE_BITS_H_
+#pragma once
 
 #include "kernels/cpu/executor.h"
 #include "kernels/pages/page_view.h"
@@ -65,5 +64,3 @@ void ScoreBitsRef(const ScoreBitsWork* work, int64_t n, Executor& executor);
 void ScoreBitsSimd(const ScoreBitsWork* work, int64_t n, Executor& executor);
 
 }  // namespace kvstrata
-
-#endif  // KVSTRATA_KERNELS_OPS_SCORE_BITS_SCORE_BITS_H_

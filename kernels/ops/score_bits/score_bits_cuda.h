@@ -13,8 +13,7 @@
 // Its products with the steps of a group have what rounding leaves beside them in groups of up to
 // four heads; in others an error is at most 2^-11 of the sum of |q step code|. Sums in fp32. Cost:
 // reads each group once; one kernel.
-#ifndef KVSTRATA_KERNELS_OPS_SCORE_BITS_SCORE_BITS_CUDA_H_
-#define KVSTRATA_KERNELS_OPS_SCORE_BITS_SCORE_BITS_CUDA_H_
+#pragma once
 
 #include "kernels/cuda/batches/candidates.h"
 #include "kernels/ops/quantise_keys/device_groups.h"
@@ -37,5 +36,3 @@ struct ScoreBitsBatch {
 int ScoreBitsCuda(const ScoreBitsBatch& work, Stream stream);
 
 }  // namespace kvstrata::cuda
-
-#endif  // KVSTRATA_KERNELS_OPS_SCORE_BITS_SCORE_BITS_CUDA_H_

@@ -118,7 +118,8 @@ __global__ void __launch_bounds__(kShareThreads)
   const AttendPlanesBatch& w = a.work;
   WaitForPrevious();
   LetNextStart();
-  const int item = blockIdx.y, sequence = item / w.planes.kv_heads;
+  const int64_t item = blockIdx.y;
+  const int sequence = static_cast<int>(item) / w.planes.kv_heads;
   const PlanesLengths lengths = PlanesLengths::Of(w, sequence);
   const int candidates = lengths.candidates();
   if (item % w.planes.kv_heads == 0 && blockIdx.x == 0 && threadIdx.x == 0) {
@@ -126,7 +127,7 @@ __global__ void __launch_bounds__(kShareThreads)
     a.share.takes[sequence] = TakeOf(w.rule.share, lengths);
   }
   if (candidates == 0) return;
-  const int64_t first_row = int64_t{item} * w.group;
+  const int64_t first_row = item * w.group;
   float log_sums[8];
 #pragma unroll
   for (int head = 0; head < 8; ++head) {
@@ -146,37 +147,42 @@ __global__ void __launch_bounds__(kShareThreads)
   }
 }
 
+// How many numbers of an ascending list are below a limit.
+__device__ inline int CountBelow(const int32_t* list, int count, int32_t limit) {
+  int begin = 0;
+  while (count > 0) {
+    const int half = count / 2;
+    const bool is_below = list[begin + half] < limit;
+    begin += is_below ? half + 1 : 0;
+    count = is_below ? count - half - 1 : half;
+  }
+  return begin;
+}
+
 // Bits of what was picked, a word a group. Grid (CTAs for all groups, items).
 __global__ void __launch_bounds__(kShareThreads)
     BitsKernel(const __grid_constant__ PlanesArguments a) {
   const AttendPlanesBatch& w = a.work;
   WaitForPrevious();
   LetNextStart();
-  const int item = blockIdx.y, sequence = item / w.planes.kv_heads;
+  const int64_t item = blockIdx.y;
+  const int sequence = static_cast<int>(item) / w.planes.kv_heads;
   const int group = static_cast<int>(blockIdx.x * kShareThreads + threadIdx.x);
   const PlanesLengths lengths = PlanesLengths::Of(w, sequence);
   if (group >= lengths.groups || lengths.candidates() == 0) return;
   const int taken = a.share.takes[sequence];
-  uint64_t& bits = a.share.bits[int64_t{item} * (a.tokens() / kGroupTokens) + group];
-  bits = 0;
+  uint64_t bits = 0;
   if (taken >= lengths.candidates()) {  // op pick lists nothing
-    bits = ~uint64_t{0};
-    return;
+    bits = ~bits;
+  } else {
+    const int32_t* const list = a.share.list() + int64_t{item} * a.tokens();
+    const int first = group * kGroupTokens - lengths.start;  // as op pick counts candidates
+    int i = CountBelow(list, taken, first);
+    for (; i < taken && list[i] < first + kGroupTokens; ++i) {
+      bits |= uint64_t{1} << (list[i] - first);
+    }
   }
-  const int32_t* const list = a.share.list() + int64_t{item} * a.tokens();
-  const int first = group * kGroupTokens - lengths.start;  // of candidates
-  int begin = 0;
-  for (int count = taken; count > 0;) {
-    const int half = count / 2;
-    const bool is_before = list[begin + half] < first;
-    begin += is_before ? half + 1 : 0;
-    count = is_before ? count - half - 1 : half;
-  }
-  uint64_t found = 0;
-  for (int i = begin; i < taken && list[i] < first + kGroupTokens; ++i) {
-    found |= uint64_t{1} << (list[i] - first);
-  }
-  bits = found;
+  a.share.bits[int64_t{item} * (a.tokens() / kGroupTokens) + group] = bits;
 }
 
 // What op pick takes. A list is a CTA's or a cluster's: neither needs memory that is kept.
