@@ -185,6 +185,7 @@ TEST(AttendPlanesCuda, AgreesWithRef) {
   for (int i = 0; i < 6; ++i) {
     PlanesShape s;
     s.groups_max = 20;
+    if (i % 2 == 1) s.rule = {.share = 0.15, .skip_below = 1, .sample = 1};
     PlanesCase c(s, rng);
     c.SetTokens({1281, 1 + Below(rng, 1280)});
     ASSERT_EQ(c.Run(), 0);
