@@ -15,7 +15,7 @@
 // same bits; what is chosen does not depend on how work is split.
 // sm_90: it takes up to 227 KB of shared memory a CTA.
 // Cost: the bytes that PlanesBytesRead counts, and keys of every `sample`-th group once more. With
-// d = 128 a group is some 390 instructions of a warp, 400 more where strips are read, and 350 for
+// d = 128 a group is some 430 instructions of a warp, 400 more where strips are read, and 350 for
 // up to eight fine tokens.
 #pragma once
 
