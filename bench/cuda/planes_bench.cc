@@ -184,9 +184,7 @@ class Attention {
     fine_ = DeviceArray<uint8_t>(items * static_cast<size_t>(cache.tokens()));
     strips_ = DeviceArray<uint8_t>(fine_.size() / kStripTokens);
     fetched_ = DeviceArray<uint64_t>(items);
-    const AttendPlanesBatch w = Planes(0);
-    planes_workspace_ = DeviceArray<std::byte>(
-        static_cast<size_t>(kvs_cuda_ops()->attend_planes_workspace_bytes(w)));
+    MakeWorkspace();
     counters_ = DeviceArray<uint32_t>(Zeros<uint32_t>(items));
   }
 
@@ -204,6 +202,11 @@ class Attention {
     rule_.skip_below = 2 * factor;
   }
   void AttendInFull() { rule_ = {.sample = 16}, rule_.share = 1; }
+  void AttendShare(double share) {
+    rule_ = {.sample = 16};
+    rule_.share = share;
+    MakeWorkspace();
+  }
 
   AttendRawBatch Dense(int layer) const {
     AttendRawBatch w;
@@ -291,6 +294,12 @@ class Attention {
   }
 
  private:
+  // As much as the rule wants.
+  void MakeWorkspace() {
+    const AttendPlanesBatch w = Planes(0);
+    planes_workspace_ = DeviceArray<std::byte>(
+        static_cast<size_t>(kvs_cuda_ops()->attend_planes_workspace_bytes(w)));
+  }
   Partials RawPartial() const {
     const size_t rows = raw_.size() / (kDim + 2);
     float* const o = raw_.get();
@@ -410,6 +419,8 @@ void RecordedRows(const Size& size, RecordedKeys& keys, ordered_json* rows) {
   const auto limits = [&](double factor) { attention.SetLimits(factor); };
   const double factor = FactorFor(attention, 0.05, 1.0 / 64, 64, limits);
   TimeRow(cache, attention, size.name + ", 5 %", factor, rows);
+  attention.AttendShare(0.05);
+  TimeRow(cache, attention, size.name + ", share 5 %", 1, rows);
 }
 
 void RandomRows(const Size& size, const RandomKeys& keys, ordered_json* rows) {

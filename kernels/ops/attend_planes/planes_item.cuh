@@ -28,7 +28,10 @@ struct GroupShape {
   static constexpr int kPieces = kDim / 32;      // 16-byte pieces of value words that it has
   static constexpr int kQuads = 2 * kWords;      // four registers each, of a query's fragments
   static constexpr int kScalePieces = kDim / 4;  // 16 bytes each, of keys' minima and steps
-  static constexpr int kRowPieces = kDim * 3 / 2 / 16 + 1;  // a lower row's, and one for banks
+  // A lower row's, in whole lines. What is between rows so that they lie in different banks gains
+  // nothing, and a sector that comes to lie in two lines is read twice: 1.5 times the bytes of a
+  // host's rows.
+  static constexpr int kRowPieces = (kDim * 3 / 2 + 127) / 128 * 8;
   static constexpr int kKeyCodes = 4 * kDim;      // bytes, here and below: offsets in upper runs
   static constexpr int kValueScales = 20 * kDim;  // minima of 64 tokens, then steps
   static constexpr int kValueCodes = kValueScales + 4 * kGroupTokens;
