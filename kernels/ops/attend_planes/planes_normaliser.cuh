@@ -137,6 +137,34 @@ struct PowerSum {
   }
 };
 
+// Logits, times log2(e), of candidates among a lane's own tokens of a group, for one of its heads;
+// -inf of others.
+template <int kHeads>
+struct CandidateLogits {
+  static constexpr int kCount = OwnSums<kHeads>::kCount;
+  float at[kCount];
+  float top = -INFINITY;
+
+  // first_token: the first of the lane's own. base: added to each.
+  __device__ __forceinline__ CandidateLogits(const PlanesLengths& lengths, int32_t first_token,
+                                             const OwnSums<kHeads>& own, int head, float code,
+                                             float base) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const bool is_candidate = lengths.IsCandidate(first_token + TokenOf(0, i));
+      at[i] = is_candidate ? fmaf(own.at[i][head], code, base) : -INFINITY;
+      top = fmaxf(top, at[i]);
+    }
+  }
+  __device__ __forceinline__ void AddTo(PowerSum& sums) const {
+    const float shift = top == -INFINITY ? 0 : top;
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) sum += Exp2(at[i] - shift);
+    sums.Add(top, sum);
+  }
+};
+
 // What a warp sums of its tasks, for this lane's two heads: logits of sampled candidates, and of
 // what is always fine.
 struct SampleSums {
@@ -148,23 +176,13 @@ struct SampleSums {
                              const LaneFactors& factors, const FineForm& form,
                              const GroupSums& sums, float (&tops)[2]) {
     const OwnSums<kHeads> own(sums);
+    const int32_t first = first_token + TokenOf(threadIdx.x % 32, own.first());
 #pragma unroll
     for (int head = 0; head < 2; ++head) {
-      const float base = sums.Base(factors, head, kCoarseCentre);
-      float top = -INFINITY, logits[own.kCount];
-#pragma unroll
-      for (int i = 0; i < own.kCount; ++i) {
-        const int token = first_token + TokenOf(threadIdx.x % 32, own.first() + i);
-        logits[i] = lengths.IsCandidate(token) ? fmaf(own.at[i][head], factors.code[head], base)
-                                               : -INFINITY;
-        top = fmaxf(top, logits[i]);
-      }
-      const float shift = top == -INFINITY ? 0 : top;
-      float sum = 0;
-#pragma unroll
-      for (int i = 0; i < own.kCount; ++i) sum += Exp2(logits[i] - shift);
-      sampled[head].Add(top, sum);
-      tops[head] = fmaf(form.RoundingOf(factors.base[head]), sums.squares[head], top);
+      const CandidateLogits<kHeads> logits(lengths, first, own, head, factors.code[head],
+                                           sums.Base(factors, head, kCoarseCentre));
+      logits.AddTo(sampled[head]);
+      tops[head] = fmaf(form.RoundingOf(factors.base[head]), sums.squares[head], logits.top);
     }
   }
 

@@ -23,23 +23,13 @@ __device__ __forceinline__ void KeepScores(const PlanesLengths& lengths, int gro
   for (int head = 0; head < 2; ++head) {
     const float base = fmaf(form.RoundingOf(factors.base[head]), sums.squares[head],
                             sums.Base(factors, head, kCoarseCentre));
-    float top = -INFINITY, scores[own.kCount];
-#pragma unroll
-    for (int i = 0; i < own.kCount; ++i) {
-      const bool is_candidate = lengths.IsCandidate(first + TokenOf(0, i));
-      scores[i] = is_candidate ? fmaf(own.at[i][head], factors.code[head], base) : -INFINITY;
-      top = fmaxf(top, scores[i]);
-    }
-    const float shift = top == -INFINITY ? 0 : top;
-    float sum = 0;
-#pragma unroll
-    for (int i = 0; i < own.kCount; ++i) sum += Exp2(scores[i] - shift);
-    of_scores[head].Add(top, sum);
+    const CandidateLogits<kHeads> scores(lengths, first, own, head, factors.code[head], base);
+    scores.AddTo(of_scores[head]);
     if (rows[head] == nullptr) continue;
 #pragma unroll
-    for (int i = 0; i < own.kCount; i += 4) {
+    for (int i = 0; i < scores.kCount; i += 4) {
       *reinterpret_cast<float4*>(rows[head] + first + TokenOf(0, i)) = {
-          scores[i], scores[i + 1], scores[i + 2], scores[i + 3]};
+          scores.at[i], scores.at[i + 1], scores.at[i + 2], scores.at[i + 3]};
     }
   }
 }
