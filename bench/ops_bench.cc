@@ -402,6 +402,9 @@ void AttendPlanesAbove(benchmark::State& state) {
   AttendPlanesBy({.share = 0, .fine_above = 8, .sample = 16}, state);
 }
 
+// A prompt's last token, behind what others have computed.
+void AttendPlanesInFull(benchmark::State& state) { AttendPlanesBy({.share = 1}, state); }
+
 constexpr int kScoreTile = 2048;  // tokens of a work item, as selectors cut them
 
 // Logits of 32K tokens for all heads; rows(layer, head): what `op` scores, of `bytes` a head.
@@ -536,6 +539,7 @@ const std::vector<Case>& Cases() {
       {"attend_planes/32K", AttendPlanes, {10}, "attend_raw/full/32K"},
       {"attend_planes/32K/sharp", AttendPlanes, {40}, "attend_raw/full/32K"},
       {"attend_planes/32K/above", AttendPlanesAbove, {105}, "attend_raw/full/32K"},
+      {"attend_planes/32K/full", AttendPlanesInFull, {10}, "attend_raw/full/32K"},
       {"score_packed/4096blocks", ScorePackedBlocks, {}},
       {"attend_raw/prefill64x4096/1thread", PrefillStored, {1}},
       {"attend_raw/prefill64x4096/2threads", PrefillStored, {2}},
