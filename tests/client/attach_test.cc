@@ -12,6 +12,7 @@
 #include "base/status.h"
 #include "client/linked/ring_client.h"
 #include "tests/client/fake_daemon.h"
+#include "tests/fakes/scratch_dir.h"
 
 namespace kvstrata::client {
 namespace {
@@ -20,7 +21,6 @@ using std::chrono::milliseconds;
 using testing::FakeDaemon;
 using ::testing::HasSubstr;
 using testing::SealedMemfd;
-using testing::TempDir;
 
 constexpr milliseconds kTimeout(5000);
 
@@ -48,7 +48,7 @@ class AttachTest : public ::testing::Test {
     ASSERT_TRUE(status.ok()) << status.ToString();
   }
 
-  TempDir dir_;
+  ScratchDir dir_;
   const std::string socket_ = dir_ / "k.sock";
   FakeDaemon daemon_{socket_};
   PageMap arenas_;
@@ -143,7 +143,7 @@ TEST_F(AttachTest, SegmentsAreVerified) {
       {[](FakeDaemon* d) { d->tables()->magic = 0; }, "magic"},
   };
   for (const Case& c : cases) {
-    const TempDir dir;
+    const ScratchDir dir;
     FakeDaemon daemon(dir / "k.sock");
     std::future<void> other = std::async(std::launch::async, [&] {
       daemon.Accept();

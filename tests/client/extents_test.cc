@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
-#include <filesystem>
 #include <thread>
 
 #include "client/linked/linked_session.h"
@@ -12,6 +11,7 @@
 #include "server/store/store_parts.h"
 #include "server/work/recompress.h"
 #include "tests/fakes/copying_codec.h"
+#include "tests/fakes/scratch_dir.h"
 
 namespace kvstrata {
 
@@ -53,13 +53,9 @@ class ExtentsTest : public ::testing::Test {
     server_.reset();
     work_.reset();
     store_.reset();
-    std::filesystem::remove_all(directory_);
   }
 
   void SetUp() override {
-    std::string pattern = ::testing::TempDir() + "/kvs_extents_XXXXXX";
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    directory_ = pattern;
     StoreOptions options;
     options.device_bytes = options.host_bytes = uint64_t{8} << 20;
     options.arena_bytes = 256 << 10;
@@ -68,7 +64,7 @@ class ExtentsTest : public ::testing::Test {
     };
     store_ = std::move(Store::Create(options)).value();
     work_ = std::make_unique<RecompressQueue>(WorkOptions{}, store_.get(), &Backends().front());
-    auto listener = UnixListener::Listen(directory_ + "/k.attach", SOCK_SEQPACKET, -1);
+    auto listener = UnixListener::Listen(directory_ / "k.attach", SOCK_SEQPACKET, -1);
     ASSERT_TRUE(listener.ok()) << listener.status().ToString();
     kvstrata::AttachOptions attach;
     attach.backend = "ref";
@@ -81,7 +77,7 @@ class ExtentsTest : public ::testing::Test {
   void Attach(std::chrono::milliseconds timeout = 5000ms) {
     session_.reset();
     auto state = std::make_unique<Session::State>();
-    state->options.socket = directory_ + "/k";
+    state->options.socket = directory_ / "k";
     state->options.client_name = "extents_test";
     state->options.timeout = timeout;
     auto connection = Connection::Dial(state->options.socket, "", "extents_test",
@@ -161,7 +157,7 @@ class ExtentsTest : public ::testing::Test {
 
   std::chrono::microseconds settle_timeout_{60'000'000};
   std::shared_ptr<CodecControl> control_ = std::make_shared<CodecControl>();
-  std::string directory_;
+  const ScratchDir directory_;
   std::unique_ptr<Store> store_;
   std::unique_ptr<RecompressQueue> work_;
   std::unique_ptr<AttachServer> server_;

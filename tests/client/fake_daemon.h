@@ -12,7 +12,6 @@
 
 #include <atomic>
 #include <cstring>
-#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -22,28 +21,9 @@
 #include "proto/ring.h"
 #include "proto/ring_messages.h"
 #include "proto/shm_layout.h"
+#include "tests/fakes/scratch_dir.h"
 
 namespace kvstrata::client::testing {
-
-// A directory of the test's own, removed with it.
-class TempDir {
- public:
-  TempDir() {
-    std::string name = (std::filesystem::temp_directory_path() / "kvs-client-XXXXXX").string();
-    EXPECT_NE(mkdtemp(name.data()), nullptr);
-    path_ = name;
-  }
-  TempDir(const TempDir&) = delete;
-  TempDir& operator=(const TempDir&) = delete;
-  ~TempDir() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
-
- private:
-  std::string path_;
-};
 
 inline UniqueFd SealedMemfd(uint64_t bytes, int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) {
   UniqueFd fd(memfd_create("kvs-test", MFD_CLOEXEC | MFD_ALLOW_SEALING));

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sequences on a GPU that open on what is packed of their prompt, in memory or on disk, without its
 // raw rows, and on upper planes alone while a disk brings the others (linked_cuda_fixture.h).
-#include <filesystem>
 
 #include "tests/cuda/linked_cuda_fixture.h"
 #include "tests/e2e/operator.h"
+#include "tests/fakes/scratch_dir.h"
 
 namespace kvstrata::cuda {
 namespace {
@@ -54,13 +54,6 @@ TEST_F(LinkedCudaGroups, ASecondSequenceNeedsNoRawRows) {
 // A daemon on a GPU with a disk, killed and started again.
 class LinkedCudaDisk : public LinkedCudaGroups, public ::testing::WithParamInterface<const char*> {
  protected:
-  LinkedCudaDisk() {
-    char folder[] = "/tmp/kvstrata-groups.XXXXXX";
-    EXPECT_NE(mkdtemp(folder), nullptr);
-    folder_ = folder;
-  }
-  ~LinkedCudaDisk() override { std::filesystem::remove_all(folder_); }
-
   void Restart() {
     kvs_detach(std::exchange(session_, nullptr));
     if (disk_daemon_ != nullptr) disk_daemon_->Stop(SIGKILL);
@@ -68,7 +61,7 @@ class LinkedCudaDisk : public LinkedCudaGroups, public ::testing::WithParamInter
     std::vector<std::string> flags;
     for (const std::string& setting :
          {std::string("pool.device=cuda"), std::string("pool.device_bytes=256MiB"),
-          std::string("pool.host_bytes=16MiB"), "disk.path=" + folder_ + "/tier",
+          std::string("pool.host_bytes=16MiB"), "disk.path=" + folder_ / "tier",
           std::string("disk.budget_bytes=64MiB"), std::string("disk.segment_bytes=4MiB"),
           std::string("disk.load_timeout=60s")}) {
       flags.insert(flags.end(), {"--set", setting});
@@ -118,7 +111,7 @@ class LinkedCudaDisk : public LinkedCudaGroups, public ::testing::WithParamInter
     return answers;
   }
 
-  std::string folder_;
+  const ScratchDir folder_;
   std::unique_ptr<testing::DaemonProcess> disk_daemon_;
 };
 

@@ -11,6 +11,7 @@
 #include "tests/e2e/main.h"
 #include "tests/e2e/operator.h"
 #include "tests/fakes/daemon_process.h"
+#include "tests/fakes/scratch_dir.h"
 
 namespace kvstrata::testing {
 namespace {
@@ -63,9 +64,8 @@ void Drive(const std::string& socket, uint64_t seed, Load* load) {
 }
 
 TEST(DiskKillTest, EveryDaemonFindsASoundTier) {
-  char folder[] = "/tmp/kvstrata-kills.XXXXXX";
-  ASSERT_NE(mkdtemp(folder), nullptr);
-  const std::string tier = std::string(folder) + "/tier";
+  const ScratchDir folder;
+  const std::string tier = folder / "tier";
   const uint64_t seed = std::random_device{}();
   std::printf("seed %lu, %d cycles\n", seed, Cycles());
   std::mt19937_64 random(seed);
@@ -93,7 +93,6 @@ TEST(DiskKillTest, EveryDaemonFindsASoundTier) {
   }
   std::printf("%lu pages came from disk, %lu pieces of work\n", loaded, pieces);
   EXPECT_TRUE(loaded > 0 || Cycles() < 5);
-  std::filesystem::remove_all(folder);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "tests/e2e/operator.h"
 #include "tests/fakes/daemon_process.h"
 #include "tests/fakes/disk_slots.h"
+#include "tests/fakes/scratch_dir.h"
 
 namespace kvstrata::testing {
 namespace {
@@ -34,20 +35,13 @@ struct DiskCase {
 
 class DiskTest : public ::testing::Test {
  protected:
-  DiskTest() {
-    char folder[] = "/tmp/kvstrata-disk.XXXXXX";
-    EXPECT_NE(mkdtemp(folder), nullptr);
-    folder_ = folder;
-  }
-  ~DiskTest() override { std::filesystem::remove_all(folder_); }
-
   std::unique_ptr<DaemonProcess> Start() const {
     // The deadline is none of a test's business: a busy machine may take its time.
     return std::make_unique<DaemonProcess>(std::vector<std::string>{
         "--set", "disk.path=" + tier(), "--set", "disk.budget_bytes=16MiB", "--set",
         "disk.segment_bytes=1MiB", "--set", "disk.load_timeout=60s"});
   }
-  std::string tier() const { return folder_ + "/tier"; }
+  std::string tier() const { return folder_ / "tier"; }
 
   // Opens the prompt, computes what is not held, decodes 12 tokens: the outputs of those.
   static Outputs Decode(Engine& engine, const char* plan, uint32_t* held) {
@@ -67,7 +61,7 @@ class DiskTest : public ::testing::Test {
     return all;
   }
 
-  std::string folder_;
+  const ScratchDir folder_;
 };
 
 class DiskRestartTest : public DiskTest, public ::testing::WithParamInterface<DiskCase> {};

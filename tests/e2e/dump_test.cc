@@ -15,6 +15,7 @@
 #include "tests/e2e/engine.h"
 #include "tests/e2e/main.h"
 #include "tests/fakes/daemon_process.h"
+#include "tests/fakes/scratch_dir.h"
 
 namespace kvstrata::testing {
 namespace {
@@ -25,20 +26,13 @@ const std::set<std::string> kFiles = {
 
 class DumpTest : public ::testing::Test {
  protected:
-  DumpTest() {
-    char folder[] = "/tmp/kvstrata-dump-test.XXXXXX";
-    EXPECT_NE(mkdtemp(folder), nullptr);
-    folder_ = folder;
-  }
-  ~DumpTest() override { std::filesystem::remove_all(folder_); }
-
   // The program's exit code.
   int Dump(const std::string& socket, const std::string& to) const {
     const std::string program =
         std::filesystem::read_symlink("/proc/self/exe").replace_filename("kvstrata").string();
     const std::string command = "'" + program + "' debug dump '" + to +
-                                "' --timeout 1m --socket '" + socket + "' > '" + folder_ +
-                                "/said' 2>&1";
+                                "' --timeout 1m --socket '" + socket + "' > '" +
+                                folder_ / "said' 2>&1";
     const int status = std::system(command.c_str());
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   }
@@ -47,7 +41,7 @@ class DumpTest : public ::testing::Test {
     return {std::istreambuf_iterator<char>(file), {}};
   }
 
-  std::string folder_;
+  const ScratchDir folder_;
 };
 
 TEST_F(DumpTest, EveryFileAndNoSecret) {
@@ -68,8 +62,8 @@ TEST_F(DumpTest, EveryFileAndNoSecret) {
   ASSERT_FALSE(engine.Run(opened.sequence, ids, 0).empty()) << engine.error();
   EXPECT_EQ(engine.Open("no such plan", ids), 0u) << "a refusal, which is an event";
 
-  const std::string to = folder_ + "/dump";
-  ASSERT_EQ(Dump(daemon.socket(), to), 0) << Text(folder_ + "/said");
+  const std::string to = folder_ / "dump";
+  ASSERT_EQ(Dump(daemon.socket(), to), 0) << Text(folder_ / "said");
   struct stat st {};
   ASSERT_EQ(stat(to.c_str(), &st), 0);
   EXPECT_EQ(st.st_mode & 0777, 0700u);
@@ -92,18 +86,18 @@ TEST_F(DumpTest, EveryFileAndNoSecret) {
   EXPECT_NE(Text(to + "/config.toml").find("plans.mine = \"quest{budget = 64}\"\n"),
             std::string::npos);
   EXPECT_EQ(Dump(daemon.socket(), to), 2) << "nothing is written over";
-  EXPECT_NE(Text(folder_ + "/said").find("DUMP_FOLDER"), std::string::npos);
+  EXPECT_NE(Text(folder_ / "said").find("DUMP_FOLDER"), std::string::npos);
 }
 
 TEST_F(DumpTest, WithoutADaemonItLeavesWhatNeedsNone) {
-  const std::string to = folder_ + "/dump";
-  EXPECT_EQ(Dump(folder_ + "/no.sock", to), 1);
+  const std::string to = folder_ / "dump";
+  EXPECT_EQ(Dump(folder_ / "no.sock", to), 1);
   std::set<std::string> files;
   for (const auto& entry : std::filesystem::directory_iterator(to)) {
     files.insert(entry.path().filename());
   }
   EXPECT_EQ(files, (std::set<std::string>{"version.json", "doctor.json"}));
-  EXPECT_NE(Text(folder_ + "/said").find("DAEMON_UNREACHABLE"), std::string::npos);
+  EXPECT_NE(Text(folder_ / "said").find("DAEMON_UNREACHABLE"), std::string::npos);
 }
 
 // docs/cli.md names them.

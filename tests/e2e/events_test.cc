@@ -24,6 +24,7 @@
 #include "tests/e2e/operator.h"
 #include "tests/fakes/daemon_process.h"
 #include "tests/fakes/disk_slots.h"
+#include "tests/fakes/scratch_dir.h"
 
 namespace kvstrata::testing {
 namespace {
@@ -131,23 +132,17 @@ const bool kAttach = RegisterRole("attach", Attach);
 class EventsTest : public ::testing::Test {
  protected:
   EventsTest() {
-    char folder[] = "/tmp/kvstrata-events.XXXXXX";
-    EXPECT_NE(mkdtemp(folder), nullptr);
-    folder_ = folder;
     daemon_ = std::make_unique<DaemonProcess>(std::vector<std::string>{
         "--set", "pool.device_bytes=2MiB", "--set", "pool.host_bytes=2MiB", "--set",
-        "pool.arena_bytes=256KiB", "--set", "disk.path=" + folder_ + "/tier", "--set",
+        "pool.arena_bytes=256KiB", "--set", "disk.path=" + folder_ / "tier", "--set",
         "disk.budget_bytes=16MiB", "--set", "disk.segment_bytes=1MiB", "--set",
         "disk.load_timeout=60s"});
     watcher_ = std::make_unique<Watcher>(daemon_->socket());
   }
-  ~EventsTest() override {
-    daemon_.reset();
-    std::filesystem::remove_all(folder_);
-  }
+  ~EventsTest() override { daemon_.reset(); }
   Watcher& watcher() { return *watcher_; }
 
-  std::string folder_;
+  const ScratchDir folder_;
   std::unique_ptr<DaemonProcess> daemon_;
   std::unique_ptr<Watcher> watcher_;
 };
@@ -302,7 +297,7 @@ TEST_F(EventsTest, DamageIsToldWithKeyAndSegment) {
     return watcher().Call(&v1::Admin::Stub::Drain, v1::DrainRequest(), &drained).ok() &&
            drained.drained();
   }));
-  const std::vector<DiskSlot> slots = DiskSlots(folder_ + "/tier");
+  const std::vector<DiskSlot> slots = DiskSlots(folder_ / "tier");
   ASSERT_FALSE(slots.empty());
   FlipByte(slots.front());
   grpc::ClientContext context;

@@ -10,6 +10,7 @@
 #include "tests/e2e/operator.h"
 #include "tests/fakes/daemon_process.h"
 #include "tests/fakes/lent_blocks.h"
+#include "tests/fakes/scratch_dir.h"
 
 namespace kvstrata::testing {
 namespace {
@@ -302,12 +303,10 @@ TEST_P(ImportedOnceTest, ThePromptEndsBehindItsCopies) {
 
 // As any pages, they are on disk a moment later and outlive the daemon.
 TEST(ImportedDiskTest, TheNextDaemonHoldsWhatWasImported) {
-  char folder[] = "/tmp/kvstrata-imported.XXXXXX";
-  ASSERT_NE(mkdtemp(folder), nullptr);
-  const std::vector<std::string> flags = {"--set", std::string("disk.path=") + folder + "/tier",
-                                          "--set", "disk.budget_bytes=64MiB",
-                                          "--set", "disk.segment_bytes=1MiB",
-                                          "--set", "disk.load_timeout=60s"};
+  const ScratchDir folder;
+  const std::vector<std::string> flags = {
+      "--set", "disk.path=" + folder / "tier", "--set", "disk.budget_bytes=64MiB",
+      "--set", "disk.segment_bytes=1MiB",      "--set", "disk.load_timeout=60s"};
   std::vector<int32_t> prompt = Prompt(640, 9);
   {
     DaemonProcess daemon(flags);
@@ -332,7 +331,6 @@ TEST(ImportedDiskTest, TheNextDaemonHoldsWhatWasImported) {
   const std::vector<int32_t> rest(prompt.begin() + held, prompt.end());
   ASSERT_FALSE(reader.Run(r, rest, held).empty()) << reader.error();
   EXPECT_TRUE(reader.DecodesRight(r, &prompt, 5));
-  std::filesystem::remove_all(folder);
 }
 
 const bool kSealsAndWaits = RegisterRole("seals", [](const std::string& socket, int seed) {

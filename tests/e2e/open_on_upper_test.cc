@@ -10,6 +10,7 @@
 #include "tests/fakes/daemon_process.h"
 #include "tests/fakes/disk_slots.h"
 #include "tests/fakes/redis_process.h"
+#include "tests/fakes/scratch_dir.h"
 #include "tests/server/tier/holding_proxy.h"
 
 namespace kvstrata::testing {
@@ -32,16 +33,12 @@ using Outputs = std::vector<std::vector<float>>;
 class OpenOnUpperTest : public ::testing::Test {
  protected:
   OpenOnUpperTest() {
-    char folder[] = "/tmp/kvstrata-upper.XXXXXX";
-    EXPECT_NE(mkdtemp(folder), nullptr);
-    folder_ = folder;
     std::ofstream(secret()) << "0123456789abcdef0123456789abcdef\n";
     std::filesystem::permissions(secret(), std::filesystem::perms::owner_read);
   }
-  ~OpenOnUpperTest() override { std::filesystem::remove_all(folder_); }
 
-  std::string secret() const { return folder_ + "/secret"; }
-  std::string tier(const std::string& node) const { return folder_ + "/" + node; }
+  std::string secret() const { return folder_ / "secret"; }
+  std::string tier(const std::string& node) const { return folder_ / node; }
   // A node with a disk of its own; redis: where its remote tier is, "": nowhere. No test here waits
   // for a deadline.
   std::unique_ptr<DaemonProcess> Start(const std::string& node,
@@ -111,7 +108,7 @@ class OpenOnUpperTest : public ::testing::Test {
     return all;
   }
 
-  std::string folder_;
+  const ScratchDir folder_;
 };
 
 // From the disk, after a kill; settle waits for what is on its way.

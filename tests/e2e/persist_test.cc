@@ -9,6 +9,7 @@
 #include "tests/e2e/operator.h"
 #include "tests/fakes/daemon_process.h"
 #include "tests/fakes/disk_slots.h"
+#include "tests/fakes/scratch_dir.h"
 
 namespace kvstrata::testing {
 namespace {
@@ -70,14 +71,7 @@ std::string NameOf(const ::testing::TestParamInfo<PersistCase>& info) { return i
 
 class PersistTest : public ::testing::TestWithParam<PersistCase> {
  protected:
-  PersistTest() {
-    char folder[] = "/tmp/kvstrata-persist.XXXXXX";
-    EXPECT_NE(mkdtemp(folder), nullptr);
-    folder_ = folder;
-  }
-  ~PersistTest() override { std::filesystem::remove_all(folder_); }
-
-  std::string tier() const { return folder_ + "/tier"; }
+  std::string tier() const { return folder_ / "tier"; }
   std::unique_ptr<DaemonProcess> Start(std::vector<std::string> more = {}) const {
     // Deadlines are none of a test's business: a busy machine may take its time.
     std::vector<std::string> flags = {
@@ -153,7 +147,7 @@ class PersistTest : public ::testing::TestWithParam<PersistCase> {
     daemon->Stop(SIGKILL);
   }
 
-  std::string folder_;
+  const ScratchDir folder_;
   Outputs want_;
 };
 

@@ -16,6 +16,7 @@
 #include "tests/e2e/main.h"
 #include "tests/e2e/operator.h"
 #include "tests/fakes/daemon_process.h"
+#include "tests/fakes/scratch_dir.h"
 
 namespace kvstrata::testing {
 namespace {
@@ -25,26 +26,22 @@ constexpr std::chrono::seconds kDeadline{20};
 class ReloadTest : public ::testing::Test {
  protected:
   ReloadTest() {
-    char folder[] = "/tmp/kvstrata-reload.XXXXXX";
-    EXPECT_NE(mkdtemp(folder), nullptr);
-    folder_ = folder;
-    std::filesystem::create_directory(folder_ + "/conf.d");
+    std::filesystem::create_directory(folder_ / "conf.d");
     Write("k.toml", "[pool]\ndevice_bytes = \"32MiB\"\nhost_bytes = \"32MiB\"\n");
     daemon_ =
-        std::make_unique<DaemonProcess>(std::vector<std::string>{"--config", folder_ + "/k.toml"});
+        std::make_unique<DaemonProcess>(std::vector<std::string>{"--config", folder_ / "k.toml"});
     stub_ = v1::Admin::NewStub(
         grpc::CreateChannel("unix:" + daemon_->socket(), grpc::InsecureChannelCredentials()));
   }
   ~ReloadTest() override {
     stub_.reset();
     daemon_.reset();
-    std::filesystem::remove_all(folder_);
   }
 
   // As tools do it: a reload sees the old file or the new one.
   void Write(const std::string& name, const std::string& text) {
-    std::ofstream(folder_ + "/new") << text;
-    std::filesystem::rename(folder_ + "/new", folder_ + "/" + name);
+    std::ofstream(folder_ / "new") << text;
+    std::filesystem::rename(folder_ / "new", folder_ / name);
   }
   template <typename Request, typename Response>
   kvstrata::Status Call(grpc::Status (v1::Admin::Stub::*method)(grpc::ClientContext*,
@@ -87,7 +84,7 @@ class ReloadTest : public ::testing::Test {
   }
   void Hangup() { ASSERT_EQ(kill(daemon_->pid(), SIGHUP), 0); }
 
-  std::string folder_;
+  const ScratchDir folder_;
   std::unique_ptr<DaemonProcess> daemon_;
   std::unique_ptr<v1::Admin::Stub> stub_;
 };
@@ -119,7 +116,7 @@ TEST_F(ReloadTest, WhatCanChangeDoesAndTheRestIsNamed) {
   EXPECT_TRUE(change->needs_restart());
   EXPECT_EQ(change->before(), "1024");
   EXPECT_EQ(change->after(), "7");
-  EXPECT_EQ(change->where(), folder_ + "/conf.d/50.toml:4:14");
+  EXPECT_EQ(change->where(), folder_ / "conf.d/50.toml:4:14");
   change = Find(done, "plans.mine");
   ASSERT_NE(change, nullptr);
   EXPECT_FALSE(change->needs_restart());
@@ -127,7 +124,7 @@ TEST_F(ReloadTest, WhatCanChangeDoesAndTheRestIsNamed) {
   EXPECT_NE(engine.Open("mine", Prompt(64, 1)), 0u) << engine.error();
   Engine second(Linked(), daemon_->socket());
   EXPECT_NE(second.code(), KVS_OK) << "session.max = 1, and one is there";
-  EXPECT_EQ(Entry("session.max").where(), folder_ + "/conf.d/50.toml:2:15");
+  EXPECT_EQ(Entry("session.max").where(), folder_ / "conf.d/50.toml:2:15");
   EXPECT_EQ(Entry("work.queue").value(), "1024") << "what it runs with";
   EXPECT_TRUE(Entry("session.max").reloads());
   EXPECT_FALSE(Entry("work.queue").reloads());
@@ -135,7 +132,7 @@ TEST_F(ReloadTest, WhatCanChangeDoesAndTheRestIsNamed) {
   EXPECT_EQ(Told("reloaded", {{"applied", "2"}, {"need_restart", "1"}}), 1);
 
   // Without the file again, by the signal.
-  std::filesystem::remove(folder_ + "/conf.d/50.toml");
+  std::filesystem::remove(folder_ / "conf.d/50.toml");
   Hangup();
   ASSERT_TRUE(Eventually([&] { return Told("reloaded", {{"by", "SIGHUP"}}) == 1; }));
   EXPECT_EQ(Entry("session.max").value(), "1024");

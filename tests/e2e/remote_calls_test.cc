@@ -7,8 +7,8 @@
 #include "tests/e2e/main.h"
 #include "tests/e2e/operator.h"
 #include "tests/fakes/daemon_process.h"
+#include "tests/fakes/scratch_dir.h"
 #include "tests/server/tier/redis_servers.h"
-#include "tests/server/tier/scratch_dir.h"
 
 namespace kvstrata::testing {
 namespace {
@@ -31,7 +31,7 @@ class RemoteCallsTest : public ::testing::Test {
     std::ofstream(secret()) << "0123456789abcdef0123456789abcdef\n";
     std::filesystem::permissions(secret(), std::filesystem::perms::owner_read);
   }
-  std::string secret() const { return folder_.path() + "/secret"; }
+  std::string secret() const { return folder_ / "secret"; }
 
   std::unique_ptr<DaemonProcess> Node() const {
     std::vector<std::string> flags;

@@ -9,8 +9,8 @@
 #include "tests/e2e/engine.h"
 #include "tests/e2e/main.h"
 #include "tests/e2e/scraped_daemon.h"
+#include "tests/fakes/scratch_dir.h"
 #include "tests/server/tier/redis_servers.h"
-#include "tests/server/tier/scratch_dir.h"
 
 namespace kvstrata::testing {
 namespace {
@@ -40,7 +40,7 @@ class RemoteMetricsTest : public ::testing::Test {
     std::ofstream(secret()) << "0123456789abcdef0123456789abcdef\n";
     std::filesystem::permissions(secret(), std::filesystem::perms::owner_read);
   }
-  std::string secret() const { return folder_.path() + "/secret"; }
+  std::string secret() const { return folder_ / "secret"; }
   std::string server() const { return "{server=\"" + servers_.address(0) + "\"}"; }
   std::string answers(size_t i, const char* what, const char* result) const {
     return "kvstrata_remote_answers_total{server=\"" + servers_.address(i) + "\",what=\"" + what +

@@ -8,6 +8,7 @@
 #include "tests/e2e/operator.h"
 #include "tests/fakes/daemon_process.h"
 #include "tests/fakes/redis_process.h"
+#include "tests/fakes/scratch_dir.h"
 
 namespace kvstrata::testing {
 namespace {
@@ -37,21 +38,17 @@ const RemoteCase kCases[] = {
 class RemoteTest : public ::testing::TestWithParam<RemoteCase> {
  protected:
   RemoteTest() {
-    char folder[] = "/tmp/kvstrata-remote.XXXXXX";
-    EXPECT_NE(mkdtemp(folder), nullptr);
-    folder_ = folder;
     std::ofstream(secret()) << "0123456789abcdef0123456789abcdef\n";
     std::filesystem::permissions(secret(), std::filesystem::perms::owner_read);
   }
-  ~RemoteTest() override { std::filesystem::remove_all(folder_); }
 
-  std::string secret() const { return folder_ + "/secret"; }
+  std::string secret() const { return folder_ / "secret"; }
   // A node with a disk of its own. Deadlines are none of a test's business, unless one says so.
   std::unique_ptr<DaemonProcess> Start(const std::string& node, const RedisProcess& redis,
                                        const std::string& deadline = "60s") const {
     std::vector<std::string> flags;
     for (const std::string& setting :
-         {"disk.path=" + folder_ + "/" + node, std::string("disk.budget_bytes=32MiB"),
+         {"disk.path=" + folder_ / node, std::string("disk.budget_bytes=32MiB"),
           std::string("disk.segment_bytes=4MiB"), std::string("disk.load_timeout=60s"),
           "remote.redis=" + redis.address(), "remote.secret_file=" + secret(),
           std::string("remote.write=") + GetParam().write, "remote.deadline=" + deadline,
@@ -87,7 +84,7 @@ class RemoteTest : public ::testing::TestWithParam<RemoteCase> {
     return all;
   }
 
-  std::string folder_;
+  const ScratchDir folder_;
 };
 
 TEST_P(RemoteTest, WhatOneComputedTheOtherOpens) {

@@ -12,7 +12,6 @@
 #include <unistd.h>
 
 #include <cstring>
-#include <filesystem>
 #include <map>
 #include <memory>
 #include <set>
@@ -26,6 +25,7 @@
 #include "server/telemetry/metric_table.h"
 #include "tests/e2e/engine.h"
 #include "tests/fakes/daemon_process.h"
+#include "tests/fakes/scratch_dir.h"
 
 namespace kvstrata::testing {
 
@@ -67,9 +67,6 @@ class ScrapedDaemon {
   explicit ScrapedDaemon(std::set<std::string>* moved,
                          const std::vector<std::string>& settings = {})
       : moved_(moved) {
-    char folder[] = "/tmp/kvstrata-metrics.XXXXXX";
-    EXPECT_NE(mkdtemp(folder), nullptr);
-    folder_ = folder;
     std::vector<std::string> flags;
     for (const std::string& s : settings) {
       flags.insert(flags.end(), {"--set", s});
@@ -88,11 +85,10 @@ class ScrapedDaemon {
   ~ScrapedDaemon() {
     Scrape();
     process_.reset();
-    std::filesystem::remove_all(folder_);
   }
 
-  std::string http() const { return folder_ + "/http.sock"; }
-  std::string tier() const { return folder_ + "/tier"; }
+  std::string http() const { return folder_ / "http.sock"; }
+  std::string tier() const { return folder_ / "tier"; }
   std::string socket() const { return process_->socket(); }
   pid_t pid() const { return process_->pid(); }
   const Values& first() const { return first_; }
@@ -169,7 +165,7 @@ class ScrapedDaemon {
 
  private:
   std::set<std::string>* const moved_;
-  std::string folder_;
+  const ScratchDir folder_;
   std::unique_ptr<DaemonProcess> process_;
   std::unique_ptr<v1::Admin::Stub> stub_;
   kvstrata::Status asked_;

@@ -14,6 +14,7 @@
 #include "tests/e2e/engine.h"
 #include "tests/e2e/main.h"
 #include "tests/fakes/daemon_process.h"
+#include "tests/fakes/scratch_dir.h"
 
 namespace kvstrata::testing {
 namespace {
@@ -104,19 +105,13 @@ std::string HeadsOfCheckpoints(const std::string& tier) {
 class StopTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    char folder[] = "/tmp/kvstrata-stops.XXXXXX";
-    ASSERT_NE(mkdtemp(folder), nullptr);
-    folder_ = folder;
     seed_ = std::random_device{}();
     std::printf("seed %lu\n", seed_);
     random_.seed(seed_);
   }
-  void TearDown() override {
-    std::printf("slowest stop %.0f ms\n", slowest_ms_);
-    std::filesystem::remove_all(folder_);
-  }
+  void TearDown() override { std::printf("slowest stop %.0f ms\n", slowest_ms_); }
 
-  std::string tier() const { return folder_ + "/tier"; }
+  std::string tier() const { return folder_ / "tier"; }
   // With a disk that makes a checkpoint when it stops, and only then.
   std::unique_ptr<DaemonProcess> Start() const {
     return std::make_unique<DaemonProcess>(std::vector<std::string>{
@@ -136,7 +131,7 @@ class StopTest : public ::testing::Test {
     EXPECT_FALSE(std::filesystem::exists(socket + ".attach"));
   }
 
-  std::string folder_;
+  const ScratchDir folder_;
   uint64_t seed_ = 0;
   std::mt19937_64 random_;
   double slowest_ms_ = 0;

@@ -8,6 +8,7 @@
 #include "tests/e2e/operator.h"
 #include "tests/fakes/daemon_process.h"
 #include "tests/fakes/redis_process.h"
+#include "tests/fakes/scratch_dir.h"
 
 namespace kvstrata::testing {
 namespace {
@@ -45,15 +46,11 @@ class TenantsTest : public ::testing::Test {
  protected:
   TenantsTest() {
     EXPECT_TRUE(kRole);
-    char folder[] = "/tmp/kvstrata-tenants.XXXXXX";
-    EXPECT_NE(mkdtemp(folder), nullptr);
-    folder_ = folder;
     std::ofstream(secret()) << "0123456789abcdef0123456789abcdef\n";
     std::filesystem::permissions(secret(), std::filesystem::perms::owner_read);
   }
-  ~TenantsTest() override { std::filesystem::remove_all(folder_); }
 
-  std::string secret() const { return folder_ + "/secret"; }
+  std::string secret() const { return folder_ / "secret"; }
   // A node where these users stand for these tenants; others may connect.
   std::unique_ptr<DaemonProcess> Node(const std::vector<std::pair<uid_t, std::string>>& map) const {
     std::vector<std::string> flags;
@@ -88,7 +85,7 @@ class TenantsTest : public ::testing::Test {
     EXPECT_EQ(admin.Audit(), "");
   }
 
-  std::string folder_;
+  const ScratchDir folder_;
   const RedisProcess redis_;
 };
 

@@ -7,6 +7,7 @@
 #include "tests/e2e/main.h"
 #include "tests/fakes/daemon_process.h"
 #include "tests/fakes/disk_slots.h"
+#include "tests/fakes/scratch_dir.h"
 
 namespace kvstrata::testing {
 namespace {
@@ -180,9 +181,8 @@ TEST_P(EachTransportTest, ABatchHasOneModelAndASequenceOnce) {
 
 // What one transport's client left on disk is held by the next daemon on the other, and on its own.
 TEST(DiskTransportsTest, BothHoldWhatIsOnDisk) {
-  char folder[] = "/tmp/kvstrata-transports.XXXXXX";
-  ASSERT_NE(mkdtemp(folder), nullptr);
-  const std::string tier = std::string(folder) + "/tier";
+  const ScratchDir folder;
+  const std::string tier = folder / "tier";
   const std::vector<std::string> flags = {
       "--set", "disk.path=" + tier,       "--set", "disk.budget_bytes=16MiB",
       "--set", "disk.segment_bytes=1MiB", "--set", "disk.load_timeout=60s"};
@@ -209,7 +209,6 @@ TEST(DiskTransportsTest, BothHoldWhatIsOnDisk) {
     }
     daemon.Stop(SIGKILL);
   }
-  std::filesystem::remove_all(folder);
 }
 
 }  // namespace

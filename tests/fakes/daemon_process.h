@@ -15,6 +15,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/fakes/scratch_dir.h"
+
 namespace kvstrata::testing {
 
 class DaemonProcess {
@@ -23,9 +25,6 @@ class DaemonProcess {
   // flags; waits at most 10 s for its readiness. Exits the program with a message when it does not
   // come up.
   explicit DaemonProcess(const std::vector<std::string>& extra = {}) {
-    char folder[] = "/tmp/kvstrata-daemon.XXXXXX";
-    if (mkdtemp(folder) == nullptr) Fail("mkdtemp");
-    folder_ = folder;
     int ready[2];
     if (pipe(ready) != 0) Fail("pipe");
     const auto begin = std::chrono::steady_clock::now();
@@ -47,7 +46,6 @@ class DaemonProcess {
   DaemonProcess& operator=(const DaemonProcess&) = delete;
   ~DaemonProcess() {
     if (pid_ > 0) Stop(SIGTERM);
-    std::filesystem::remove_all(folder_);
   }
 
   // Sends the signal and waits for its end; its exit status as of waitpid.
@@ -59,7 +57,7 @@ class DaemonProcess {
     return status;
   }
 
-  std::string socket() const { return folder_ + "/k.sock"; }
+  std::string socket() const { return folder_ / "k.sock"; }
   pid_t pid() const { return pid_; }
   double ready_us() const { return ready_us_; }  // from fork to its readiness
 
@@ -86,7 +84,7 @@ class DaemonProcess {
     _exit(127);
   }
 
-  std::string folder_;
+  const ScratchDir folder_;
   pid_t pid_ = -1;
   double ready_us_ = 0;
 };

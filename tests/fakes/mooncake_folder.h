@@ -15,7 +15,7 @@
 
 #include "base/check.h"
 #include "base/unique_fd.h"
-#include "tests/server/tier/scratch_dir.h"
+#include "tests/fakes/scratch_dir.h"
 
 namespace kvstrata {
 
@@ -23,7 +23,7 @@ class MooncakeFolder {
  public:
   // `bytes`: what it takes before the oldest objects go; 0: all.
   explicit MooncakeFolder(uint64_t bytes = 0) {
-    std::ofstream(dir_.path() + "/hold") << "";
+    std::ofstream(dir_ / "hold") << "";
     const std::string most = std::to_string(bytes == 0 ? uint64_t{1} << 40 : bytes);
     setenv("FAKE_MOONCAKE", dir_.path().c_str(), 1);
     setenv("FAKE_MOONCAKE_BYTES", most.c_str(), 1);
@@ -33,13 +33,13 @@ class MooncakeFolder {
 
   // Until Release the store answers nothing.
   void Hold() {
-    hold_.Reset(open((dir_.path() + "/hold").c_str(), O_RDONLY | O_CLOEXEC));
+    hold_.Reset(open((dir_ / "hold").c_str(), O_RDONLY | O_CLOEXEC));
     KVS_CHECK(flock(hold_.get(), LOCK_EX) == 0);
   }
   void Release() { hold_.Reset(); }
   // Agents cannot set it up.
-  void Refuse() const { std::ofstream(dir_.path() + "/no_setup") << ""; }
-  void Admit() const { std::filesystem::remove(dir_.path() + "/no_setup"); }
+  void Refuse() const { std::ofstream(dir_ / "no_setup") << ""; }
+  void Admit() const { std::filesystem::remove(dir_ / "no_setup"); }
 
   // Objects that are there.
   uint64_t count() const {
@@ -66,7 +66,7 @@ class MooncakeFolder {
 
  private:
   static constexpr const char* kObject = "object ";
-  std::string PathOf(const std::string& name) const { return dir_.path() + "/" + kObject + name; }
+  std::string PathOf(const std::string& name) const { return dir_ / kObject + name; }
 
   const ScratchDir dir_{"/dev/shm"};
   UniqueFd hold_;

@@ -4,12 +4,12 @@
 
 #include <gtest/gtest.h>
 
-#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
 
 #include "server/attach/attach_server.h"
+#include "tests/fakes/scratch_dir.h"
 #include "tests/server/attach_client.h"
 
 namespace kvstrata::test {
@@ -19,15 +19,12 @@ class AttachFixture : public ::testing::Test {
   void TearDown() override {
     server_.reset();
     store_.reset();
-    if (!directory_.empty()) std::filesystem::remove_all(directory_);
   }
   void StartServer(AttachOptions options = {}, StoreOptions store_options = SmallStore()) {
     auto store = Store::Create(store_options);
     ASSERT_TRUE(store.ok()) << store.status().ToString();
     store_ = std::move(store).value();
-    directory_ = ::testing::TempDir() + "/kvs_hostile_XXXXXX";
-    ASSERT_NE(mkdtemp(directory_.data()), nullptr);
-    path_ = directory_ + "/k.sock.attach";
+    path_ = directory_ / "k.sock.attach";
     auto listener = UnixListener::Listen(path_, SOCK_SEQPACKET, -1);
     ASSERT_TRUE(listener.ok()) << listener.status().ToString();
     // As on a kernel before 6.16, which cannot refuse descriptors.
@@ -50,7 +47,8 @@ class AttachFixture : public ::testing::Test {
     return std::move(*client);
   }
 
-  std::string directory_, path_;
+  const ScratchDir directory_;
+  std::string path_;
   std::unique_ptr<Store> store_;
   std::unique_ptr<AttachServer> server_;
 };

@@ -4,11 +4,10 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
-#include <filesystem>
-
 #include "server/attach/attach_server.h"
 #include "server/work/importer.h"
 #include "tests/fakes/lent_blocks.h"
+#include "tests/fakes/scratch_dir.h"
 #include "tests/server/attach_client.h"
 
 namespace kvstrata {
@@ -40,9 +39,6 @@ size_t DescriptorsOf(int file) {
 class AttachImportTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    std::string pattern = ::testing::TempDir() + "/kvs_import_XXXXXX";
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    directory_ = pattern;
     StoreOptions small;
     small.device_bytes = small.host_bytes = uint64_t{8} << 20;
     small.arena_bytes = 256 << 10;
@@ -54,11 +50,8 @@ class AttachImportTest : public ::testing::Test {
     options.imports = importer_.get();
     server_ = std::move(AttachServer::Start(options, std::move(*listener), store_.get())).value();
   }
-  ~AttachImportTest() override {
-    server_.reset();
-    std::filesystem::remove_all(directory_);
-  }
-  std::string Path() const { return directory_ + "/k.attach"; }
+  ~AttachImportTest() override { server_.reset(); }
+  std::string Path() const { return directory_ / "k.attach"; }
 
   static bool SendFd(const Client& client, uint32_t number, int fd, uint32_t type = 5) {
     shm::Descriptor packet{type, number};
@@ -108,7 +101,7 @@ class AttachImportTest : public ::testing::Test {
     return payload;
   }
 
-  std::string directory_;
+  const ScratchDir directory_;
   std::unique_ptr<Store> store_;
   std::unique_ptr<Importer> importer_;
   std::unique_ptr<AttachServer> server_;

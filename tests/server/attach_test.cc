@@ -13,6 +13,7 @@
 #include "server/attach/attach_server.h"
 #include "server/attach/peers/peer.h"
 #include "server/sockets/packet.h"
+#include "tests/fakes/scratch_dir.h"
 #include "tests/server/attach_client.h"
 
 namespace kvstrata {
@@ -22,12 +23,6 @@ using testing::HasSubstr;
 using namespace test;  // NOLINT: the client of this folder
 
 constexpr int kOpenTokens = 256;
-
-std::string NewDirectory() {
-  std::string pattern = testing::TempDir() + "/kvs_attach_XXXXXX";
-  EXPECT_NE(mkdtemp(pattern.data()), nullptr);
-  return pattern;
-}
 
 // A client in a process of its own. It tells by one byte that it has done what `scenario` says.
 class Child {
@@ -91,7 +86,6 @@ class AttachTest : public testing::Test {
   void TearDown() override {
     server_.reset();
     store_.reset();
-    std::filesystem::remove_all(directory_);
   }
   void StartServer(AttachOptions options) {
     server_.reset();
@@ -102,8 +96,7 @@ class AttachTest : public testing::Test {
     auto store = Store::Create(small);
     ASSERT_TRUE(store.ok()) << store.status().ToString();
     store_ = std::move(store).value();
-    if (directory_.empty()) directory_ = NewDirectory();
-    path_ = directory_ + "/k.sock.attach";
+    path_ = directory_ / "k.sock.attach";
     auto listener = UnixListener::Listen(path_, SOCK_SEQPACKET, -1);
     ASSERT_TRUE(listener.ok()) << listener.status().ToString();
     options.backend = "ref";
@@ -137,7 +130,8 @@ class AttachTest : public testing::Test {
     EXPECT_THAT(store_->inspection().Audit().findings, testing::IsEmpty());
   }
 
-  std::string directory_, path_;
+  const ScratchDir directory_;
+  std::string path_;
   std::unique_ptr<Store> store_;
   std::unique_ptr<AttachServer> server_;
 };

@@ -11,9 +11,9 @@
 #include "server/store/codecs/work_requests.h"
 #include "server/work/recompress.h"
 #include "tests/fakes/copying_codec.h"
+#include "tests/fakes/scratch_dir.h"
 #include "tests/server/disk_machine.h"
 #include "tests/server/store_fixture.h"
-#include "tests/server/tier/scratch_dir.h"
 
 namespace kvstrata::testing {
 namespace {
@@ -348,7 +348,7 @@ TEST_F(BuildTest, IndexAndExtentsOfTheOwnPlan) {
 TEST(BuildDiskTest, WhatWasBuiltIsFoundAfterARestart) {
   const ScratchDir dir;
   DiskTierOptions disk;
-  disk.directory = dir.path() + "/tier";
+  disk.directory = dir / "tier";
   disk.budget_bytes = 16 << 20;
   disk.segment_bytes = 1 << 20;
   {

@@ -31,12 +31,12 @@ TEST_F(ConfigFilesTest, SyntaxErrorsSayWhere) {
 }
 
 TEST_F(ConfigFilesTest, FilesThatCannotBeRead) {
-  sources_.file = directory_ + "/missing.toml";
+  sources_.file = directory_ / "missing.toml";
   EXPECT_EQ(Fail().code(), Code::kNotFound);
   EXPECT_THAT(Fail().message(), HasSubstr("missing.toml"));
-  sources_.file = directory_;
+  sources_.file = directory_.path();
   EXPECT_EQ(Fail().reason(), "CONFIG_FILE");
-  sources_.file = directory_ + "/k.toml";
+  sources_.file = directory_ / "k.toml";
   ASSERT_EQ(mkfifo(sources_.file.c_str(), 0600), 0);
   EXPECT_THAT(Fail().message(), HasSubstr("not a regular file")) << "a FIFO must not block us";
   unlink(sources_.file.c_str());
@@ -53,14 +53,14 @@ TEST_F(ConfigFilesTest, FilesOfTheFolderComeLaterInOrder) {
   AddFile(".40.toml", "nonsense");
   const Config config = Load();
   EXPECT_EQ(config.store.max_sessions, 7u);
-  EXPECT_EQ(Entry(config, "session.max").where, directory_ + "/conf.d/20-b.toml:1:15");
+  EXPECT_EQ(Entry(config, "session.max").where, directory_ / "conf.d/20-b.toml:1:15");
   EXPECT_EQ(config.store.pin_limit_bytes, uint64_t{2} << 20);
-  EXPECT_EQ(Entry(config, "pin.limit_bytes").where, directory_ + "/conf.d/10-a.toml:2:19");
+  EXPECT_EQ(Entry(config, "pin.limit_bytes").where, directory_ / "conf.d/10-a.toml:2:19");
   EXPECT_EQ(Entry(config, "plans.a").value, "quest");
   EXPECT_THAT(Entry(config, "plans.a").where, HasSubstr("/conf.d/10-a.toml:4:"));
   EXPECT_EQ(Entry(config, "session.headroom_tokens").where, "");
-  EXPECT_THAT(config.files, testing::ElementsAre(sources_.file, directory_ + "/conf.d/10-a.toml",
-                                                 directory_ + "/conf.d/20-b.toml"));
+  EXPECT_THAT(config.files, testing::ElementsAre(sources_.file, directory_ / "conf.d/10-a.toml",
+                                                 directory_ / "conf.d/20-b.toml"));
   sources_.environment["KVSTRATA_SESSION_MAX"] = "8";
   EXPECT_EQ(Entry(Load(), "session.max").where, "KVSTRATA_SESSION_MAX");
 }
@@ -89,9 +89,9 @@ TEST_F(ConfigFilesTest, MistakesInTheFolderNameItsFiles) {
 
 TEST_F(ConfigFilesTest, AFolderThatIsNoneIsAMistake) {
   UseFile("session.max = 5\n");
-  std::ofstream(directory_ + "/conf.d") << "session.max = 5\n";
+  std::ofstream(directory_ / "conf.d") << "session.max = 5\n";
   EXPECT_EQ(Fail().reason(), "CONFIG_FILE");
-  EXPECT_THAT(Fail().message(), HasSubstr(directory_ + "/conf.d'"));
+  EXPECT_THAT(Fail().message(), HasSubstr(directory_ / "conf.d'"));
 }
 
 }  // namespace

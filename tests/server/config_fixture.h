@@ -12,29 +12,26 @@
 #include <utility>
 
 #include "server/config/config.h"
+#include "tests/fakes/scratch_dir.h"
 
 namespace kvstrata::test {
 
 class ConfigTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    std::string pattern = ::testing::TempDir() + "/kvs_config_XXXXXX";
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    directory_ = pattern;
-    sources_.default_file = directory_ + "/none.toml";
+    sources_.default_file = directory_ / "none.toml";
     sources_.uid = 1000;
   }
-  void TearDown() override { std::filesystem::remove_all(directory_); }
 
   // Writes the file and makes it the one that --config names.
   void UseFile(std::string_view text) {
-    sources_.file = directory_ + "/k.toml";
+    sources_.file = directory_ / "k.toml";
     std::ofstream(sources_.file) << text;
   }
   // conf.d/NAME beside it.
   void AddFile(const std::string& name, std::string_view text) {
-    std::filesystem::create_directory(directory_ + "/conf.d");
-    std::ofstream(directory_ + "/conf.d/" + name) << text;
+    std::filesystem::create_directory(directory_ / "conf.d");
+    std::ofstream(directory_ / "conf.d/" + name) << text;
   }
   // The configuration if it is without a mistake; else what a start says of them.
   static Result<Config> LoadConfig(const ConfigSources& sources) {
@@ -61,7 +58,7 @@ class ConfigTest : public ::testing::Test {
     return none;
   }
 
-  std::string directory_;
+  const ScratchDir directory_;
   ConfigSources sources_;
 };
 

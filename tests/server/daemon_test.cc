@@ -15,6 +15,7 @@
 #include <sstream>
 #include <thread>
 
+#include "tests/fakes/scratch_dir.h"
 #include "tests/server/attach_client.h"
 
 namespace kvstrata {
@@ -94,13 +95,9 @@ class Process {
 class DaemonTest : public testing::Test {
  protected:
   void SetUp() override {
-    std::string pattern = testing::TempDir() + "/kvs_daemon_XXXXXX";
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    directory_ = pattern;
-    socket_ = directory_ + "/k.sock";
-    log_ = directory_ + "/log";
+    socket_ = directory_ / "k.sock";
+    log_ = directory_ / "log";
   }
-  void TearDown() override { std::filesystem::remove_all(directory_); }
 
   static Strings Command(const Strings& arguments) {
     Strings command = {KVSTRATAD};
@@ -123,7 +120,8 @@ class DaemonTest : public testing::Test {
   std::string Output() const { return ReadAll(log_); }
   std::string attach() const { return socket_ + ".attach"; }
 
-  std::string directory_, socket_, log_;
+  const ScratchDir directory_;
+  std::string socket_, log_;
 };
 
 TEST_F(DaemonTest, ServesWithNothingButASocket) {
@@ -178,7 +176,7 @@ TEST_F(DaemonTest, AStartThatFindsAnAddressTakenReservesNoDisk) {
   ASSERT_EQ(bind(taken.get(), reinterpret_cast<const sockaddr*>(&address), size), 0);
   ASSERT_EQ(listen(taken.get(), 1), 0);
   ASSERT_EQ(getsockname(taken.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
-  const std::string tier = directory_ + "/tier";
+  const std::string tier = directory_ / "tier";
   const Strings disk = {"--set", "disk.path=" + tier,       "--set", "disk.budget_bytes=64MiB",
                         "--set", "disk.segment_bytes=16MiB"};
   Strings http = disk;
@@ -291,7 +289,7 @@ TEST_F(DaemonTest, ALimitOnFilesIsNoDeath) {
 
 TEST_F(DaemonTest, WithoutThreadsItDoesNotStartAndSaysSo) {
   if (geteuid() != 0) GTEST_SKIP() << "takes another user, which root alone may";
-  ASSERT_EQ(chown(directory_.c_str(), 61235, 61235), 0);
+  ASSERT_EQ(chown(directory_.path().c_str(), 61235, 61235), 0);
   Process daemon({"prlimit", "--nproc=12:12", "setpriv", "--reuid=61235", "--regid=61235",
                   "--clear-groups", "--bounding-set=-all", KVSTRATAD, "--socket", socket_,
                   Process::ReadyFlag()[0], Process::ReadyFlag()[1]},
@@ -342,8 +340,8 @@ class Crowd {
 TEST_F(DaemonTest, ANewUserNeedsNoThread) {
   if (geteuid() != 0) GTEST_SKIP() << "takes other users, which root alone may";
   constexpr uid_t kDaemon = 61236, kOther = 61237;
-  ASSERT_EQ(chown(directory_.c_str(), kDaemon, kDaemon), 0);
-  ASSERT_EQ(chmod(directory_.c_str(), 0755), 0);
+  ASSERT_EQ(chown(directory_.path().c_str(), kDaemon, kDaemon), 0);
+  ASSERT_EQ(chmod(directory_.path().c_str(), 0755), 0);
   Process daemon({"prlimit", "--nproc=80:80", "setpriv", "--reuid=" + std::to_string(kDaemon),
                   "--regid=" + std::to_string(kDaemon), "--clear-groups", "--bounding-set=-all",
                   KVSTRATAD, "--socket", socket_, Process::ReadyFlag()[0], Process::ReadyFlag()[1]},
@@ -390,7 +388,7 @@ TEST_F(DaemonTest, NobodyPassesDescriptorsToGrpc) {
 }
 
 TEST_F(DaemonTest, TellsTheServiceManager) {
-  const std::string path = directory_ + "/notify";
+  const std::string path = directory_ / "notify";
   const UniqueFd notify(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -420,29 +418,29 @@ TEST_F(DaemonTest, ExitCodes) {
   EXPECT_THAT(Output(), HasSubstr("did you mean 'pool.device_bytes'?"));
   EXPECT_EQ(Run({"--socket", socket_, "--set", "pool.device_bytes=lots"}), 2);
   EXPECT_EQ(Run({"--socket", socket_, "--log-level", "loud"}), 2);
-  EXPECT_EQ(Run({"--socket", socket_, "--config", directory_ + "/none.toml"}), 2);
+  EXPECT_EQ(Run({"--socket", socket_, "--config", directory_ / "none.toml"}), 2);
   EXPECT_EQ(Run({"--socket", socket_, "--ready-fd", "77"}), 2);
-  EXPECT_EQ(Run({"--socket", directory_}), 2) << "a directory";
+  EXPECT_EQ(Run({"--socket", directory_.path()}), 2) << "a directory";
   EXPECT_THAT(Output(), HasSubstr("is a directory"));
-  EXPECT_EQ(Run({"--socket", directory_ + "/no/k.sock"}), 2);
+  EXPECT_EQ(Run({"--socket", directory_ / "no/k.sock"}), 2);
   EXPECT_THAT(Output(), HasSubstr("mkdir -p"));
   EXPECT_EQ(Run({"--socket", "/tmp/" + std::string(120, 'x')}), 2);
   EXPECT_THAT(Output(), HasSubstr("at most 100"));
 }
 
 TEST_F(DaemonTest, CheckConfig) {
-  const std::string file = std::filesystem::path(directory_ + "/k.toml").lexically_normal();
+  const std::string file = std::filesystem::path(directory_ / "k.toml").lexically_normal();
   std::ofstream(file) << "[pool]\ndevice_bytes = \"1GiB\"\n[plans.long]\npreset = \"quest\"\n"
                          "budget = 4096\n";
   EXPECT_EQ(Run({"--check-config", "--config", file}), 0);
   EXPECT_THAT(Output(), HasSubstr("configuration ok"));
   EXPECT_THAT(Output(), HasSubstr("pool.device_bytes = 1GiB  (" + file + ":2:"));
   EXPECT_THAT(Output(), HasSubstr("pool.arena_bytes = 0  (default)"));
-  std::filesystem::create_directory(directory_ + "/conf.d");
-  std::ofstream(directory_ + "/conf.d/10-sizes.toml") << "\nwork.cpus = \"1023\"\n";
+  std::filesystem::create_directory(directory_ / "conf.d");
+  std::ofstream(directory_ / "conf.d/10-sizes.toml") << "\nwork.cpus = \"1023\"\n";
   EXPECT_EQ(Run({"--check-config", "--config", file}), 1);
   EXPECT_THAT(Output(), HasSubstr("conf.d/10-sizes.toml:2:")) << "what the machine lacks, too";
-  std::filesystem::remove_all(directory_ + "/conf.d");
+  std::filesystem::remove_all(directory_ / "conf.d");
   std::ofstream(file) << "[pool]\ndevice_byte = \"1GiB\"\n";
   EXPECT_EQ(Run({"--check-config", "--config", file}), 1);
   EXPECT_THAT(Output(), HasSubstr("k.toml:2:"));
@@ -450,10 +448,10 @@ TEST_F(DaemonTest, CheckConfig) {
 }
 
 TEST_F(DaemonTest, OpensADiskTierAndLeavesACheckpoint) {
-  const std::string disk = directory_ + "/disk";
+  const std::string disk = directory_ / "disk";
   const Strings flags = {"--set", "disk.path=" + disk,        "--set", "disk.budget_bytes=1MiB",
                          "--set", "disk.segment_bytes=256KiB"};
-  Strings command = {"--socket", directory_ + "/other.sock"};
+  Strings command = {"--socket", directory_ / "other.sock"};
   command.insert(command.end(), flags.begin(), flags.end());
   {
     auto daemon = Start(flags);
@@ -495,7 +493,7 @@ class NobodyDaemonTest : public DaemonTest {
   void SetUp() override {
     if (geteuid() != 0) GTEST_SKIP() << "needs root to become nobody";
     DaemonTest::SetUp();
-    ASSERT_EQ(chmod(directory_.c_str(), 01777), 0);
+    ASSERT_EQ(chmod(directory_.path().c_str(), 01777), 0);
   }
   static Strings AsNobody(const Strings& arguments) {
     Strings command = {"setpriv",        "--reuid=65534",       "--regid=65534",
@@ -531,11 +529,11 @@ TEST_F(NobodyDaemonTest, Serves) {
 }
 
 TEST_F(NobodyDaemonTest, PermissionIsExitCode4) {
-  const std::string closed = directory_ + "/closed";
+  const std::string closed = directory_ / "closed";
   ASSERT_EQ(mkdir(closed.c_str(), 0755), 0);
   EXPECT_EQ(RunAsNobody({"--socket", closed + "/k.sock"}), 4);
   EXPECT_THAT(Output(), HasSubstr("Permission denied"));
-  const std::string secret = directory_ + "/secret.toml";
+  const std::string secret = directory_ / "secret.toml";
   std::ofstream(secret) << "";
   ASSERT_EQ(chmod(secret.c_str(), 0600), 0);
   EXPECT_EQ(RunAsNobody({"--socket", socket_, "--config", secret}), 4);

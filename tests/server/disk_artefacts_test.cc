@@ -15,9 +15,9 @@
 #include "server/work/tiers/pin_records.h"
 #include "tests/fakes/copying_codec.h"
 #include "tests/fakes/disk_slots.h"
+#include "tests/fakes/scratch_dir.h"
 #include "tests/server/disk_machine.h"
 #include "tests/server/recompress_now.h"
-#include "tests/server/tier/scratch_dir.h"
 #include "tests/server/tier/test_queues.h"
 
 namespace kvstrata {
@@ -40,7 +40,7 @@ Deadline Soon() { return SteadyClock::now() + std::chrono::seconds(60); }
 class DiskArtefactsTest : public ::testing::Test {
  protected:
   DiskArtefactsTest() {
-    options_.directory = dir_.path() + "/tier";
+    options_.directory = dir_ / "tier";
     options_.budget_bytes = 4 << 20;
     options_.segment_bytes = 1 << 20;
     // Nobody is late on a busy machine.
@@ -252,7 +252,7 @@ TEST_F(DiskArtefactsTest, LowerPlanesComeToAGpuBehindUpperOnes) {
   for (const char* lower : {"device", "host"}) {
     SCOPED_TRACE(lower);
     const ScratchDir dir;
-    options_.directory = dir.path() + "/tier";
+    options_.directory = dir / "tier";
     const std::string plan = "planes{min_tokens = 0, lower = \"" + std::string(lower) +
                              "\", keep_raw = \"no\", open_on = \"upper\"}";
     const auto start = [&] {
@@ -389,7 +389,7 @@ TEST_F(DiskArtefactsTest, ExtentsComeBackToTheirTiers) {
   for (const Tier tier : {Tier::kHost, Tier::kDevice}) {
     control_->tier = tier;
     const ScratchDir dir;
-    options_.directory = dir.path() + "/tier";
+    options_.directory = dir / "tier";
     Write(kKeepsNone);
     const auto machine = Start();
     TestSession session(machine->store.get());
@@ -488,7 +488,7 @@ TEST_F(DiskArtefactsTest, WhatIsNotTheRecordsIsAMiss) {
   };
   for (const char* plan : {kKeeps, kKeepsNone}) {
     const ScratchDir dir;
-    options_.directory = dir.path() + "/tier";
+    options_.directory = dir / "tier";
     Write(plan);
     for (size_t i = 0; i < std::size(changes); ++i) {
       ASSERT_GE(Tamper(changes[i]), 1) << plan << ", change " << i;
@@ -501,7 +501,7 @@ TEST_F(DiskArtefactsTest, WhatIsNotTheRecordsIsAMiss) {
 TEST_F(DiskArtefactsTest, APartThatIsNotWrittenLeavesNoRecord) {
   for (const int error : {ENOSPC, EIO}) {
     const ScratchDir dir;
-    options_.directory = dir.path() + "/tier";
+    options_.directory = dir / "tier";
     FaultPlan plan;
     options_.new_queue = [&plan](uint32_t depth) {
       return IoQueueChoice{NewFaultyQueue(NewPreadQueue(depth), depth, &plan), OkStatus()};

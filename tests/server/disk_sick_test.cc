@@ -8,8 +8,8 @@
 #include <cerrno>
 #include <cstdio>
 
+#include "tests/fakes/scratch_dir.h"
 #include "tests/server/disk_machine.h"
-#include "tests/server/tier/scratch_dir.h"
 #include "tests/server/tier/test_queues.h"
 
 namespace kvstrata::testing {
@@ -66,7 +66,7 @@ class Patient {
  private:
   DiskTierOptions Options() {
     DiskTierOptions options;
-    options.directory = dir_.path() + "/tier";
+    options.directory = dir_ / "tier";
     options.budget_bytes = 32 << 20;
     options.segment_bytes = 1 << 20;
     options.new_queue = [this](uint32_t depth) {

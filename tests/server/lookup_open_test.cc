@@ -16,9 +16,9 @@
 #include "server/work/tiers/pin_records.h"
 #include "server/work/tiers/tier_row.h"
 #include "tests/fakes/copying_codec.h"
+#include "tests/fakes/scratch_dir.h"
 #include "tests/server/disk_machine.h"
 #include "tests/server/recompress_now.h"
-#include "tests/server/tier/scratch_dir.h"
 
 namespace kvstrata {
 
@@ -87,8 +87,8 @@ class LookupOpen : public ::testing::TestWithParam<const char*> {
     seed_ = given != nullptr ? static_cast<uint32_t>(std::atoi(given)) : std::random_device()();
     random_.seed(seed_);
     // As safetensors begin: the length of the header, then the header.
-    std::ofstream(dir_.path() + "/trained") << std::string_view("\2\0\0\0\0\0\0\0{}", 10);
-    disk_options_.directory = dir_.path() + "/tier";
+    std::ofstream(dir_ / "trained") << std::string_view("\2\0\0\0\0\0\0\0{}", 10);
+    disk_options_.directory = dir_ / "tier";
     disk_options_.budget_bytes = 96 << 20;
     disk_options_.segment_bytes = 4 << 20;
     pages_options_.loads.load_timeout =

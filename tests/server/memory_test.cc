@@ -16,6 +16,7 @@
 #include "server/memory/extent_allocator.h"
 #include "server/memory/memory_resource.h"
 #include "tests/fakes/failing_resource.h"
+#include "tests/fakes/scratch_dir.h"
 
 namespace kvstrata {
 namespace {
@@ -138,19 +139,15 @@ TEST(FailingResource, FailsFromTheGivenAllocationOn) {
 // A root with /proc and /sys of one machine.
 class FakeMachine {
  public:
-  ~FakeMachine() { std::filesystem::remove_all(root_); }
   void Write(const std::string& path, const std::string& text) {
-    const std::filesystem::path at = root_ + path;
+    const std::filesystem::path at = root_.path() + path;
     std::filesystem::create_directories(at.parent_path());
     std::ofstream(at) << text;
   }
-  std::optional<CgroupMemory> Read() const { return ReadCgroupMemory(root_); }
+  std::optional<CgroupMemory> Read() const { return ReadCgroupMemory(root_.path()); }
 
  private:
-  std::string root_ = [] {
-    std::string name = std::filesystem::temp_directory_path() / "cgroup.XXXXXX";
-    return std::string(mkdtemp(name.data()));
-  }();
+  const ScratchDir root_;
 };
 
 TEST(Cgroup, TheLowestLimitOnTheWayUpHolds) {

@@ -8,6 +8,8 @@
 #include <filesystem>
 #include <fstream>
 
+#include "tests/fakes/scratch_dir.h"
+
 namespace kvstrata {
 namespace {
 
@@ -126,8 +128,8 @@ TEST(NumaTopology, BlocksOfThisMachineArePlacedAndWork) {
 }
 
 TEST(PciBusId, IsWhatTheDriverSays) {
-  std::string root = std::filesystem::temp_directory_path() / "numa.XXXXXX";
-  ASSERT_NE(mkdtemp(root.data()), nullptr);
+  const ScratchDir directory;
+  const std::string& root = directory.path();
   for (const auto& [bus, uuid] :
        {std::pair{"0000:17:00.0", "GPU-aa"}, std::pair{"0000:85:00.0", "GPU-bb"}}) {
     const std::string folder = root + "/proc/driver/nvidia/gpus/" + bus;
@@ -140,7 +142,6 @@ TEST(PciBusId, IsWhatTheDriverSays) {
   EXPECT_EQ(PciBusIdOf("GPU-aa", root), "0000:17:00.0");
   EXPECT_EQ(PciBusIdOf("GPU-cc", root), "");
   EXPECT_EQ(PciBusIdOf("GPU-aa", root + "/nowhere"), "");
-  std::filesystem::remove_all(root);
 }
 
 }  // namespace

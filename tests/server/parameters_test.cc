@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "tests/fakes/scratch_dir.h"
 #include "tests/server/store_fixture.h"
 
 namespace kvstrata::testing {
@@ -33,13 +34,7 @@ TEST(ParameterFilesTest, NamesOfOtherPlacesAreRefused) {
 // A folder of parameters, and a parser that counts how often it is asked.
 class ParameterFolder : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string pattern = ::testing::TempDir() + "/kvs_parameters_XXXXXX";
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    folder_ = pattern;
-    plan_.lowrank.parameters = "p.safetensors";
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
+  void SetUp() override { plan_.lowrank.parameters = "p.safetensors"; }
 
   // A file that begins as it should.
   void Write(const std::string& more = "") {
@@ -56,7 +51,8 @@ class ParameterFolder : public ::testing::Test {
     };
   }
 
-  std::filesystem::path folder_;
+  const ScratchDir scratch_;
+  const std::filesystem::path folder_ = scratch_.path();
   Plan plan_;
   int loads_ = 0;
   bool sound_ = true;

@@ -14,7 +14,6 @@
 
 #include <chrono>
 #include <cstring>
-#include <filesystem>
 #include <functional>
 #include <memory>
 #include <random>
@@ -31,6 +30,7 @@
 #include "server/sockets/descriptor_closer.h"
 #include "server/sockets/unix_listener.h"
 #include "server/store/store.h"
+#include "tests/fakes/scratch_dir.h"
 
 namespace kvstrata::test {
 
@@ -53,8 +53,6 @@ class RpcDaemon {
                      std::unique_ptr<MemoryResource> device = NewEmulatedDevice(),
                      std::unique_ptr<MemoryResource> second_device = nullptr,
                      std::shared_ptr<UserLimits> limits = nullptr) {
-    char folder[] = "/tmp/kvstrata-rpc.XXXXXX";
-    folder_ = mkdtemp(folder);
     StoreOptions options;
     options.device_bytes = pool_bytes;
     options.host_bytes = pool_bytes;
@@ -88,13 +86,10 @@ class RpcDaemon {
     if (more) more(store_.get(), &grpc);
     server_ = std::move(GrpcServer::Start(grpc)).value();
   }
-  ~RpcDaemon() {
-    server_.reset();
-    std::filesystem::remove_all(folder_);
-  }
+  ~RpcDaemon() { server_.reset(); }
 
-  std::string path() const { return folder_ + "/k.sock"; }
-  const std::string& folder() const { return folder_; }
+  std::string path() const { return folder_ / "k.sock"; }
+  const std::string& folder() const { return folder_.path(); }
   Store& store() { return *store_; }
   GrpcServer& server() { return *server_; }
 
@@ -132,7 +127,7 @@ class RpcDaemon {
   }
 
  private:
-  std::string folder_;
+  const ScratchDir folder_;
   UniqueFd pools_failed_;
   std::unique_ptr<Store> store_;
   std::unique_ptr<UnixListener> listener_;

@@ -6,8 +6,8 @@
 #include "server/work/tiers/tier_chain.h"
 #include "server/work/tiers/value_catalog.h"
 #include "tests/fakes/disk_slots.h"
+#include "tests/fakes/scratch_dir.h"
 #include "tests/server/rpc_fixture.h"
-#include "tests/server/tier/scratch_dir.h"
 
 namespace kvstrata::test {
 namespace {
@@ -91,7 +91,7 @@ class RpcValuesTest : public ::testing::Test {
   RpcDaemon daemon_{
       uint64_t{64} << 20, [this](Store* store, GrpcOptions* options) {
         DiskTierOptions tier;
-        tier.directory = dir_.path() + "/tier";
+        tier.directory = dir_ / "tier";
         tier.budget_bytes = 16 << 20;
         tier.segment_bytes = 1 << 20;
         disk_ =
@@ -200,7 +200,7 @@ TEST_F(RpcValuesTest, BytesAreTheSameFromMemoryAndDisk) {
 }
 
 TEST_F(RpcValuesTest, ADamagedValueIsFoundAndLeaves) {
-  const std::vector<DiskSlot> slots = DiskSlots(dir_.path() + "/tier");
+  const std::vector<DiskSlot> slots = DiskSlots(dir_ / "tier");
   ASSERT_EQ(slots.size(), static_cast<size_t>(kPages));
   FlipByte(slots[3]);
   const std::string key = KeyOf(slots[3]);
@@ -238,7 +238,7 @@ TEST_F(RpcValuesTest, AScrubReadsEveryValueAndFindsTheDamagedOnes) {
   EXPECT_EQ(last.values(), static_cast<uint64_t>(kPages));
   EXPECT_GT(last.bytes(), 0u);
   EXPECT_EQ(last.corrupt(), 0u);
-  const std::vector<DiskSlot> slots = DiskSlots(dir_.path() + "/tier");
+  const std::vector<DiskSlot> slots = DiskSlots(dir_ / "tier");
   FlipByte(slots.at(1));
   FlipByte(slots.at(8));
   ASSERT_TRUE(Scrub(&last).ok());

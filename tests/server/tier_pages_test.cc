@@ -9,8 +9,8 @@
 #include "server/work/tiers/pin_records.h"
 #include "server/work/tiers/tier_row.h"
 #include "tests/fakes/disk_slots.h"
+#include "tests/fakes/scratch_dir.h"
 #include "tests/server/disk_machine.h"
-#include "tests/server/tier/scratch_dir.h"
 #include "tests/server/tier/test_queues.h"
 
 namespace kvstrata::testing {
@@ -23,7 +23,7 @@ constexpr const char* kQuest = "quest{min_tokens = 0}";
 class TierPagesTest : public ::testing::Test {
  protected:
   TierPagesTest() {
-    options_.directory = dir_.path() + "/tier";
+    options_.directory = dir_ / "tier";
     options_.budget_bytes = 4 << 20;
     options_.segment_bytes = 1 << 20;
   }

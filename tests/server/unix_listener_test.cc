@@ -13,6 +13,7 @@
 #include <fstream>
 #include <vector>
 
+#include "tests/fakes/scratch_dir.h"
 #include "tests/server/attach_client.h"
 
 namespace kvstrata {
@@ -23,16 +24,9 @@ using testing::HasSubstr;
 
 constexpr uid_t kNobody = 65534;
 
-std::string NewDirectory() {
-  std::string pattern = testing::TempDir() + "/kvs_attach_XXXXXX";
-  EXPECT_NE(mkdtemp(pattern.data()), nullptr);
-  return pattern;
-}
-
 class PathTest : public testing::Test {
  protected:
   void SetUp() override { path_ = directory_ + "/k.sock"; }
-  void TearDown() override { std::filesystem::remove_all(directory_); }
   Status Listen() {
     auto listener = UnixListener::Listen(path_, SOCK_SEQPACKET, -1);
     return listener.status();
@@ -51,7 +45,9 @@ class PathTest : public testing::Test {
     ASSERT_EQ(bind(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
     ASSERT_EQ(listen(fd.get(), 1), 0);
   }
-  std::string directory_ = NewDirectory(), path_;
+  const ScratchDir scratch_;
+  const std::string& directory_ = scratch_.path();
+  std::string path_;
 };
 
 TEST_F(PathTest, ModeIsExactWhateverTheUmask) {

@@ -20,8 +20,8 @@
 
 #include "base/unique_fd.h"
 #include "server/chunks/chunk_server.h"
+#include "tests/fakes/scratch_dir.h"
 #include "tests/server/chunks/room_driver.h"
-#include "tests/server/tier/scratch_dir.h"
 
 namespace kvstrata::testing {
 
@@ -192,7 +192,7 @@ class ChunkServerFixture : public ::testing::Test {
     ASSERT_TRUE(server.ok()) << server.status().ToString();
     server_ = std::move(server).value();
   }
-  std::string path() const { return directory_.path() + "/k.sock.chunks"; }
+  std::string path() const { return directory_ / "k.sock.chunks"; }
   // Whether it serves.
   void ExpectServes() {
     ChunkScheduler client(path(), kRow, "serves");

@@ -11,7 +11,7 @@
 #include "base/unique_fd.h"
 #include "server/tier/disk/disk_tier.h"
 #include "server/tier/disk/format/format.h"
-#include "tests/server/tier/scratch_dir.h"
+#include "tests/fakes/scratch_dir.h"
 #include "tests/server/tier/test_queues.h"
 #include "tests/server/tier/tier_values.h"
 
@@ -101,7 +101,7 @@ class Workload {
     tier_.reset();
   }
 
-  std::string path() const { return dir_.path() + "/tier"; }
+  std::string path() const { return dir_ / "tier"; }
   const IoHistory& history() const { return history_; }
   const Files& files() const { return *files_; }
   const std::map<uint64_t, Version>& versions() const { return versions_; }
@@ -495,7 +495,7 @@ class FlippedTier {
   }
 
  private:
-  std::string path() const { return dir_.path() + "/tier"; }
+  std::string path() const { return dir_ / "tier"; }
   DiskTierOptions Options() const {
     return TierOptions(path(), kFlipSegmentBytes, kFlipSegments, nullptr);
   }

@@ -15,7 +15,7 @@
 #include "server/tier/disk/files/tier_directory.h"
 #include "server/tier/disk/format/format.h"
 #include "server/tier/guard.h"
-#include "tests/server/tier/scratch_dir.h"
+#include "tests/fakes/scratch_dir.h"
 #include "tests/server/tier/test_queues.h"
 #include "tests/server/tier/tier_values.h"
 
@@ -36,7 +36,7 @@ Deadline In(int ms) { return std::chrono::steady_clock::now() + milliseconds(ms)
 class DiskFault : public ::testing::Test {
  protected:
   void SetUp() override {
-    options_.directory = dir_.path() + "/tier";
+    options_.directory = dir_ / "tier";
     options_.segment_bytes = kSegment;
     options_.budget_bytes = 8 * kSegment + 2 * disk::CheckpointBytes(9 * kSegment);
     options_.depth = 16;
@@ -147,8 +147,8 @@ TEST_F(DiskFault, AHeaderGoesWithItsPayloadAndServesNothingWithoutIt) {
   EXPECT_EQ(headers, 1) << "it waits for the payload";
   plan_.Set(nullptr);
   DiskTierOptions next = options_;  // a daemon that was killed meanwhile: the payload never came
-  std::filesystem::copy(options_.directory, dir_.path() + "/next");
-  next.directory = dir_.path() + "/next";
+  std::filesystem::copy(options_.directory, dir_ / "next");
+  next.directory = dir_ / "next";
   next.new_queue = NewIoQueue;
   auto tier = DiskTier::Open(next, Soon());
   ASSERT_TRUE(tier.ok()) << tier.status().ToString();
@@ -358,7 +358,7 @@ class DiskSpace : public ::testing::TestWithParam<const char*> {
   }
   // Takes what is left of the file system.
   void Fill() {
-    std::ofstream file(dir_.path() + "/filler");
+    std::ofstream file(dir_ / "filler");
     while (file << std::string(4096, 'x') << std::flush) {
     }
   }
@@ -377,7 +377,7 @@ uint64_t FittingBytes(const Status& refused) {
 TEST_P(DiskSpace, ABudgetBeyondTheFileSystemIsRefusedAndTheOneThatItNamesFits) {
   if (!Mount()) GTEST_SKIP() << GetParam() << ": cannot be mounted here";
   DiskTierOptions options;
-  options.directory = dir_.path() + "/tier";
+  options.directory = dir_ / "tier";
   options.segment_bytes = kSegment;
   options.budget_bytes = 20 * kSegment;
   for (const Status& refused :
@@ -414,7 +414,7 @@ TEST_P(DiskSpace, ABudgetBeyondTheFileSystemIsRefusedAndTheOneThatItNamesFits) {
 TEST_P(DiskSpace, ATierThatFindsNoRoomToGrowStaysAsItIs) {
   if (!Mount()) GTEST_SKIP() << GetParam() << ": cannot be mounted here";
   DiskTierOptions options;
-  options.directory = dir_.path() + "/tier";
+  options.directory = dir_ / "tier";
   options.segment_bytes = kSegment;
   options.budget_bytes = 3 * kSegment;
   auto tier = DiskTier::Open(options, Soon());
@@ -434,7 +434,7 @@ TEST_P(DiskSpace, ATierThatFindsNoRoomToGrowStaysAsItIs) {
 // Somebody else may take what the check saw.
 TEST_P(DiskSpace, AFileSystemThatFillsMeanwhileGivesFewerSegmentsAndSaysSo) {
   if (!Mount()) GTEST_SKIP() << GetParam() << ": cannot be mounted here";
-  const auto files = disk::OpenTierDirectory(dir_.path() + "/tier", 20, kSegment, 65536);
+  const auto files = disk::OpenTierDirectory(dir_ / "tier", 20, kSegment, 65536);
   ASSERT_TRUE(files.ok()) << files.status().ToString();
   EXPECT_EQ(files->degraded.reason(), "DISK_SPACE");
   EXPECT_GE(files->segments.size(), 4u);
@@ -443,7 +443,7 @@ TEST_P(DiskSpace, AFileSystemThatFillsMeanwhileGivesFewerSegmentsAndSaysSo) {
 
 TEST_P(DiskSpace, FilesThatAFilledFileSystemKeepsFromGrowingGiveBackWhatTheyTook) {
   if (!Mount()) GTEST_SKIP() << GetParam() << ": cannot be mounted here";
-  const std::string folder = dir_.path() + "/tier";
+  const std::string folder = dir_ / "tier";
   auto files = disk::OpenTierDirectory(folder, 2, kSegment, 65536);
   ASSERT_TRUE(files.ok()) << files.status().ToString();
   EXPECT_EQ(disk::GrowTierDirectory(2, 60, kSegment, 65536, &*files).reason(), "DISK_SPACE");

@@ -8,7 +8,7 @@
 #include <map>
 
 #include "server/tier/disk/format/format.h"
-#include "tests/server/tier/scratch_dir.h"
+#include "tests/fakes/scratch_dir.h"
 #include "tests/server/tier/test_queues.h"
 #include "tests/server/tier/tier_values.h"
 
@@ -43,7 +43,7 @@ std::map<std::string, std::vector<uint64_t>> Listing(const DiskTier& tier) {
 class OnEitherQueue : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
-    options_ = Options(dir_.path() + "/tier", 16);
+    options_ = Options(dir_ / "tier", 16);
     if (std::string_view(GetParam()) == "pread") {
       options_.new_queue = [](uint32_t depth) {
         return IoQueueChoice{NewPreadQueue(depth), OkStatus()};
@@ -100,7 +100,7 @@ TEST_P(OnEitherQueue, ValuesOfAllShapesComeBackAndSurviveAStart) {
 TEST(DiskTier, AValueWithRoomForItsHeaderIsOneWrite) {
   const ScratchDir dir;
   IoHistory history;
-  DiskTierOptions options = Options(dir.path() + "/tier");
+  DiskTierOptions options = Options(dir / "tier");
   options.new_queue = [&](uint32_t) {
     return IoQueueChoice{NewRecordingQueue(NewInlineQueue(), &history), OkStatus()};
   };
@@ -142,7 +142,7 @@ INSTANTIATE_TEST_SUITE_P(All, OnEitherQueue, ::testing::Values("default", "pread
 class DiskTierTest : public ::testing::Test {
  protected:
   ScratchDir dir_{"/dev/shm"};
-  DiskTierOptions options_ = Options(dir_.path() + "/tier");
+  DiskTierOptions options_ = Options(dir_ / "tier");
 };
 
 TEST_F(DiskTierTest, ErasedKeysAreGoneAndTheirSlotsUsedAgain) {
@@ -198,7 +198,7 @@ TEST_F(DiskTierTest, AFullTierNamesVictims) {
 }
 
 TEST_F(DiskTierTest, AValueReadLatelyIsNoVictim) {
-  auto tier = MustOpen(Options(dir_.path() + "/tier", 1));
+  auto tier = MustOpen(Options(dir_ / "tier", 1));
   const std::vector<uint64_t> sizes = {196000};
   for (int i = 0; i < 5; ++i) {
     ASSERT_TRUE(PutOne(tier.get(), std::to_string(i), ValueOf("", i, sizes)).ok());

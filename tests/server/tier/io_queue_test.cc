@@ -24,7 +24,7 @@
 #include <vector>
 
 #include "base/unique_fd.h"
-#include "tests/server/tier/scratch_dir.h"
+#include "tests/fakes/scratch_dir.h"
 
 namespace kvstrata {
 namespace {
@@ -49,7 +49,7 @@ class Conformance : public ::testing::TestWithParam<Factory> {
     Result<std::unique_ptr<IoQueue>> queue = GetParam().make();
     if (!queue.ok()) GTEST_SKIP() << queue.status().ToString();
     queue_ = std::move(*queue);
-    const std::string path = dir_.path() + "/file";
+    const std::string path = dir_ / "file";
     fd_.Reset(open(path.c_str(), O_RDWR | O_CREAT | O_DIRECT, 0600));
     if (!fd_) fd_.Reset(open(path.c_str(), O_RDWR | O_CREAT, 0600));
     ASSERT_TRUE(fd_);
@@ -116,7 +116,7 @@ TEST_P(Conformance, ErrorsAndShortReadsAreResults) {
   EXPECT_EQ(RunOne({Op::kRead, file_, kBlock, kBytes, memory_, 1}), 0);
   EXPECT_EQ(RunOne({Op::kRead, file_, 2 * kBlock, kBytes - kBlock, memory_, 2}),
             static_cast<int32_t>(kBlock));
-  const UniqueFd read_only(open((dir_.path() + "/file").c_str(), O_RDONLY));
+  const UniqueFd read_only(open((dir_ / "file").c_str(), O_RDONLY));
   const uint32_t file = *queue_->AddFile(read_only.get());
   EXPECT_EQ(RunOne({Op::kWrite, file, kBlock, 0, memory_, 3}), -EBADF);
   EXPECT_EQ(RunOne({Op::kRead, file, kBlock, 0, memory_, 4}), static_cast<int32_t>(kBlock));

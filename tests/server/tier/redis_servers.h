@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "server/tier/redis/client/redis_op.h"
-#include "tests/server/tier/scratch_dir.h"
+#include "tests/fakes/scratch_dir.h"
 
 namespace kvstrata {
 
@@ -53,7 +53,7 @@ class RedisServers {
   void MoveKeys(uint16_t slot, size_t from, size_t to, size_t most);
   void EndMove(uint16_t slot, size_t from, size_t to);
   // Files of the authority, and of a certificate for 127.0.0.1; with `tls`.
-  std::string authority_file() const { return dir_.path() + "/ca.crt"; }
+  std::string authority_file() const { return dir_ / "ca.crt"; }
   // Until all nodes agree that the cluster is well and every replica follows.
   void AwaitCluster() const;
 

@@ -14,7 +14,7 @@
 #include <fstream>
 #include <functional>
 
-#include "tests/server/tier/scratch_dir.h"
+#include "tests/fakes/scratch_dir.h"
 
 namespace kvstrata::remote {
 namespace {
@@ -29,7 +29,7 @@ const std::string kGood = "5f4dcc3b5aa765d61d8327deb882cf99";
 class RemoteSecretTest : public ::testing::Test {
  protected:
   std::string File(const std::string& text, mode_t mode = 0600) {
-    const std::string path = dir_.path() + "/secret";
+    const std::string path = dir_ / "secret";
     std::ofstream(path, std::ios::binary) << text;
     EXPECT_EQ(chmod(path.c_str(), mode), 0);
     return path;
@@ -106,13 +106,13 @@ TEST_F(RemoteSecretTest, OthersMayNotTouchIt) {
 }
 
 TEST_F(RemoteSecretTest, IsAPlainFileThatIsThere) {
-  EXPECT_THAT(Said(dir_.path() + "/missing"), HasSubstr("NOT_FOUND"));
+  EXPECT_THAT(Said(dir_ / "missing"), HasSubstr("NOT_FOUND"));
   EXPECT_THAT(Said(dir_.path()), HasSubstr("no plain file"));
   EXPECT_THAT(Said("/dev/zero"), HasSubstr("no plain file"));
-  const std::string fifo = dir_.path() + "/fifo";
+  const std::string fifo = dir_ / "fifo";
   ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);
   EXPECT_THAT(Said(fifo), HasSubstr("no plain file"));
-  const std::string link = dir_.path() + "/link";
+  const std::string link = dir_ / "link";
   ASSERT_EQ(symlink(File(kGood).c_str(), link.c_str()), 0);
   EXPECT_EQ(Said(link), "") << "as Kubernetes mounts secrets";
 }

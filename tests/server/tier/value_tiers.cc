@@ -7,10 +7,10 @@
 #include "server/tier/disk/disk_value_tier.h"
 #include "tests/fakes/disk_slots.h"
 #include "tests/fakes/memory_value_tier.h"
+#include "tests/fakes/scratch_dir.h"
 #include "tests/server/tier/mooncake_store.h"
 #include "tests/server/tier/redis_servers.h"
 #include "tests/server/tier/redis_tiers.h"
-#include "tests/server/tier/scratch_dir.h"
 #include "tests/server/tier/test_queues.h"
 #include "tests/server/tier/tier_values.h"
 
@@ -35,7 +35,7 @@ class OnDisk final : public TierUnderTest {
   explicit OnDisk(uint64_t bytes) {
     constexpr uint64_t kSegment = 1 << 20;  // takes ten values of 100 kB
     DiskTierOptions options;
-    options.directory = dir_.path() + "/tier";
+    options.directory = dir_ / "tier";
     options.segment_bytes = kSegment;
     options.budget_bytes = (bytes / kSegment + 1) * kSegment * 64 / 63 + 65536;
     options.depth = 128;
@@ -57,7 +57,7 @@ class OnDisk final : public TierUnderTest {
     plan_.Release();
   }
   void Damage(const std::string&) override {
-    testing::FlipByte(testing::DiskSlots(dir_.path() + "/tier").back());
+    testing::FlipByte(testing::DiskSlots(dir_ / "tier").back());
   }
 
  private:

@@ -15,7 +15,7 @@ class ScratchDir {
  public:
   // `parent`: "/dev/shm" for speed, the build's own for a real file system.
   explicit ScratchDir(const std::string& parent = std::filesystem::temp_directory_path()) {
-    path_ = parent + "/kvs-tier-XXXXXX";
+    path_ = parent + "/kvstrata-XXXXXX";
     KVS_CHECK(mkdtemp(path_.data()) != nullptr);
   }
   ScratchDir(const ScratchDir&) = delete;
@@ -25,6 +25,7 @@ class ScratchDir {
     std::filesystem::remove_all(path_, ignored);
   }
   const std::string& path() const { return path_; }
+  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
 
  private:
   std::string path_;
