@@ -106,13 +106,12 @@ struct Session::State {
   struct Known {
     Geometry geometry;
     Status unanswered;  // Unanswered, of a step, a truncation or a fork
-    uint64_t step = 0;  // that may be open still: its end was not answered
   };
   std::unordered_map<uint64_t, Known> sequences;
 
   Opened Adopt(const v1::OpenSequenceResponse& response, const Geometry& geometry) {
     std::lock_guard lock(mu);
-    sequences.emplace(response.sequence(), Known{geometry, {}, 0});
+    sequences.emplace(response.sequence(), Known{geometry, {}});
     return {response.sequence(), response.held_tokens(), response.indexed_tokens(),
             response.surprisal_tokens(), response.boundary_tokens()};
   }
@@ -130,27 +129,13 @@ struct Session::State {
                     "sequence " + std::to_string(sequence) +
                         " is not open in this session: it was closed, or is another session's");
   }
-  // A step whose end was not answered would keep its sequences from being closed.
-  Status EndLost(uint64_t sequence) {
-    v1::StepEndRequest request;
-    {
-      std::lock_guard lock(mu);
-      const auto found = sequences.find(sequence);
-      if (found == sequences.end() || found->second.step == 0) return OkStatus();
-      request.set_step(found->second.step);
-    }
-    request.set_abort(true);
-    const Status ended = channel->Ask(&v1::Compute::Stub::StepEnd, request).status();
-    return ended.reason() == "STEP_UNKNOWN" ? OkStatus() : ended;
-  }
   // What a call that changes the sequence ended with.
-  Status Note(uint64_t sequence, std::string_view what, const Status& ended, uint64_t step = 0) {
+  Status Note(uint64_t sequence, std::string_view what, const Status& ended) {
     if (!TimedOut(ended)) return ended;
     std::lock_guard lock(mu);
     const auto found = sequences.find(sequence);
     if (found == sequences.end()) return ended;
     found->second.unanswered = Unanswered(sequence, what);
-    found->second.step = step;
     return ended;
   }
   Result<v1::GetSequenceResponse> Get(uint64_t sequence) {
@@ -178,7 +163,7 @@ struct SessionStep::State {
     request.set_step(step);
     request.set_abort(abort);
     const Status ended = channel->Ask(&v1::Compute::Stub::StepEnd, request).status();
-    for (const uint64_t s : sequences) (void)session->Note(s, "the end of a step", ended, step);
+    for (const uint64_t s : sequences) (void)session->Note(s, "the end of a step", ended);
     return ended;
   }
 };
@@ -308,8 +293,10 @@ Status Session::Truncate(uint64_t sequence, uint32_t tokens) {
 }
 
 Status Session::Close(uint64_t sequence) {
-  KVS_RETURN_IF_ERROR(state_->EndLost(sequence));
-  KVS_RETURN_IF_ERROR(state_->channel->AskOf(&v1::Control::Stub::CloseSequence, sequence).status());
+  v1::CloseSequenceRequest request;
+  request.set_sequence(sequence);
+  request.set_abort_step(!state_->Answered(sequence).ok());  // one may be open
+  KVS_RETURN_IF_ERROR(state_->channel->Ask(&v1::Control::Stub::CloseSequence, request).status());
   std::lock_guard lock(state_->mu);
   state_->sequences.erase(sequence);
   return OkStatus();

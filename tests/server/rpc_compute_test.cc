@@ -274,6 +274,31 @@ TEST_F(RpcComputeTest, StepsHaveALimitAndABusySequenceSaysSo) {
   EXPECT_TRUE(client_.Run(sequences[64], {1}, &random_).ok());
 }
 
+// Who was not answered when a step began does not know its number.
+TEST_F(RpcComputeTest, ClosingAbortsTheStepThatASequenceIsInWhereItIsAskedTo) {
+  const uint64_t lost = Open(), other = Open();
+  v1::StepBeginRequest both;
+  both.set_session(client_.session());
+  for (const uint64_t s : {lost, other}) {
+    v1::StepMember* m = both.add_members();
+    m->set_sequence(s);
+    m->add_tokens(1);
+  }
+  v1::StepBeginResponse begun;
+  ASSERT_TRUE(Call(*client_.compute, &v1::Compute::Stub::StepBegin, both, &begun).ok());
+  auto request = client_.Of<v1::CloseSequenceRequest>(lost);
+  const auto close = [&] {
+    v1::CloseSequenceResponse closed;
+    return Call(*client_.control, &v1::Control::Stub::CloseSequence, request, &closed);
+  };
+  EXPECT_EQ(close().reason(), "SEQUENCE_BUSY");
+  request.set_abort_step(true);
+  EXPECT_TRUE(close().ok());
+  EXPECT_EQ(client_.End(begun.step()).reason(), "STEP_UNKNOWN");
+  EXPECT_EQ(close().reason(), "SEQUENCE_UNKNOWN");
+  EXPECT_TRUE(client_.Run(other, {1}, &random_).ok());
+}
+
 TEST_F(RpcComputeTest, QuestSelectsAndShowsItsArrays) {
   const uint64_t sequence = Open("quest{min_tokens = 0, budget = 32, page = 16}");
   ASSERT_TRUE(client_.Run(sequence, Ids(200), &random_).ok());

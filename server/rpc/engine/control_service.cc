@@ -313,7 +313,7 @@ UnaryReactor* ControlService::CloseSequence(CallContext* call,
                                             const v1::CloseSequenceRequest* request,
                                             v1::CloseSequenceResponse*) {
   return context_->InSession(call, request, [request](RemoteSession& s) {
-    const Status closed = s.CloseSequence(request->sequence());
+    const Status closed = s.CloseSequence(request->sequence(), request->abort_step());
     if (closed.ok()) {
       LogEvent(LogLevel::kDebug, "sequence_closed",
                {{"session", s.id()}, {"sequence", request->sequence()}});

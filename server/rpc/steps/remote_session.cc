@@ -145,8 +145,9 @@ Status RemoteSession::Truncate(RemoteSequence* s, uint32_t tokens) {
   return OkStatus();
 }
 
-Status RemoteSession::CloseSequence(uint64_t sequence) {
+Status RemoteSession::CloseSequence(uint64_t sequence, bool abort_step) {
   KVS_ASSIGN_OR_RETURN(RemoteSequence * s, Peek(sequence));
+  if (s->step != 0 && abort_step) KVS_RETURN_IF_ERROR(StepEnd(s->step, true));
   if (s->step != 0) return FindIdle(sequence).status();
   sequences_.erase(sequence);
   return store_->sequences().CloseSequence(session_, sequence);

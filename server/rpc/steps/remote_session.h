@@ -101,7 +101,8 @@ class RemoteSession {
   void AdoptOpened(const OpenedSequence& opened, uint64_t model, std::span<const int32_t> tokens);
   Result<OpenedSequence> ForkSequence(uint64_t sequence);
   Status TruncateSequence(uint64_t sequence, uint32_t tokens);
-  Status CloseSequence(uint64_t sequence);
+  // SEQUENCE_BUSY in an open step, unless that is to be aborted.
+  Status CloseSequence(uint64_t sequence, bool abort_step = false);
 
   // MODELS_MIXED, SEQUENCE_BUSY (also twice in the batch), SEQUENCE_TOO_LONG, STEPS_OPEN, and what
   // Grow fails with. codes: per member, written on failure only.
