@@ -137,12 +137,12 @@ def test_an_open_step_is_committed_first(session: kvstrata.Session, scheduler: k
 
 
 def test_the_least_that_waits_counts(session: kvstrata.Session, scheduler: kvstrata.Session, toy: Toy):
-    named = session.open(toy.register(session), "full", key=KEY)
+    named = session.open(toy.register(session), "full", key=KEY, reserve_tokens=2 * N)
     toy.feed(session, named, 0, N)
     refuses("TRUNCATE_TOKENS", lambda: scheduler.truncate_key(KEY, 1000))
     if session.transport == "remote":
         refuses("TRUNCATE_TOKENS", lambda: scheduler.truncate_key(KEY, N + 1))
-    else:  # it may have committed more than the daemon has been told
+    else:  # it may have committed more than the daemon has been told: as much as it has pages for
         scheduler.truncate_key(KEY, N + 1)
         assert named.tokens == N
     refuses("KEY_UNKNOWN", lambda: scheduler.truncate_key(KEY + "?", 8))
