@@ -67,7 +67,8 @@ class Cache {
     };
     lengths_ = of_each(tokens);
     zeros_ = of_each(0);
-    sealed_ = of_each((tokens - 1) / kUnit * kUnit);
+    sealed_ = of_each(sealed());
+    last_group_ = of_each(sealed() - kUnit);
     groups_ = of_each((tokens - 1) / kUnit);
   }
 
@@ -116,6 +117,13 @@ class Cache {
             1,
             kKvHeads};
   }
+  // The last group alone, which 64 decoded tokens complete.
+  PackPlanesBatch PackLastGroup() const {
+    PackPlanesBatch w = Pack();
+    w.from = last_group_.get();
+    w.groups_max = 1;
+    return w;
+  }
   PackPlanesBatch Pack() const {
     PackPlanesBatch w;
     w.keys = KeyRows(Pages(0));
@@ -160,7 +168,7 @@ class Cache {
   int pages_each_ = 0;
   DeviceArray<std::byte> memory_, upper_, lower_;
   DeviceArray<uint64_t> page_table_, upper_table_, lower_table_;
-  DeviceArray<int32_t> lengths_, zeros_, sealed_, groups_;
+  DeviceArray<int32_t> lengths_, zeros_, sealed_, last_group_, groups_;
 };
 
 struct Share {
@@ -467,6 +475,17 @@ void PackRows(const RandomKeys& keys, ordered_json* rows) {
                    {"gbps", bytes / ms / 1e6},
                    {"n", kReplays},
                    {"must", 10},
+                   {"better", "smaller"}});
+  const PackPlanesBatch last = cache.PackLastGroup();
+  CapturedGraph one([&](Stream stream) { return kvs_cuda_ops()->pack_planes(last, stream); });
+  const double us = TimeReplays(std::vector<CapturedGraph*>{&one}, 1, kReplays).median;
+  std::printf("pack a group x 32 layers: %.1f us, %.4f us a token and layer\n", us,
+              us / 32 / kUnit);
+  rows->push_back({{"id", "planes/pack a group, a token and layer"},
+                   {"value", us / 32 / kUnit},
+                   {"unit", "us"},
+                   {"n", kReplays},
+                   {"must", 0.3},
                    {"better", "smaller"}});
 }
 
