@@ -9,6 +9,10 @@
 # TRACE (docs/traces.md): its surprisal goes along, without which sekv is not measured.
 set -euo pipefail
 build=$1 out=$2
+if grep -qs '^KVS_CUDA_OPTIMIZED:BOOL=OFF' "$build/CMakeCache.txt"; then
+  echo "bundle: $build has kernels that are not optimised, for nobody to run; take make bundle" >&2
+  exit 1
+fi
 root=$(cd "$(dirname "$0")/../.." && pwd)
 rm -rf "$out" && mkdir -p "$out/bin" "$out/lib"
 cp "$build"/lib/libkvstrata_cuda.so "$build"/lib/libkvstrata.so.2 "$out/lib/"

@@ -6,6 +6,10 @@
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd) build=$1 out=$2
 shift 2
+if grep -qs '^KVS_CUDA_OPTIMIZED:BOOL=OFF' "$build/CMakeCache.txt"; then
+  echo "pack.sh: $build has kernels that are not optimised, for nobody to run; first: make build CUDA=1" >&2
+  exit 1
+fi
 mkdir -p "$out"
 python3 "$here/pack.py" "$out" "$@"
 programs=$(mktemp -d)
