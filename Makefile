@@ -127,7 +127,7 @@ asan: $(BUILD)/.packages
 	@if ls $(REPORTS).* 2>/dev/null; then cat $(REPORTS).*; exit 1; fi
 
 byte-tests: $(BUILD)/.packages
-	cmake --preset asan
+	cmake --preset asan -DCMAKE_UNITY_BUILD=$(UNITY)
 	cmake --build $(BUILD)/asan --parallel $(JOBS) --target sanitized_byte_tests
 
 asan-bytes: byte-tests

@@ -17,6 +17,9 @@ target_compile_options(kvs_flags INTERFACE
   $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>
   # GCC takes the anonymous namespace of a source that another one includes for a header's.
   $<$<AND:$<BOOL:${CMAKE_UNITY_BUILD}>,$<CXX_COMPILER_ID:GNU>>:-Wno-subobject-linkage>
+  # GCC looks for garbage whenever its memory has doubled, from 128 MB on. Sources here take .4 to 1.4 GB with that, and
+  # a tenth more without, which saves a tenth of their time.
+  $<$<AND:$<COMPILE_LANGUAGE:C,CXX>,$<CXX_COMPILER_ID:GNU>>:--param=ggc-min-heapsize=1048576>
   # -ffp-contract: whether a*b+c is one rounding or two must not depend on the compiler's mood.
   -ffp-contract=off)
 if(KVS_SANITIZE)
