@@ -86,7 +86,9 @@ struct CtaPlace {
   int head, sequence;
   int64_t item, first_row;
   CtaShare share;
-  int warp, warps;  // among all that share the item
+  // Among all that share the item: first warps of all its CTAs, then second ones. So CTAs visit as
+  // many groups, but for one.
+  int warp, warps;
 
   template <int kWarps>
   __device__ static CtaPlace Of(const AttendPlanesBatch& w, const CtaShare& share) {
@@ -96,7 +98,7 @@ struct CtaPlace {
             share.item,
             int64_t{share.item} * w.group,
             share,
-            static_cast<int>(share.cta * kWarps + threadIdx.x / 32),
+            static_cast<int>(threadIdx.x / 32 * share.ctas + share.cta),
             share.ctas * kWarps};
   }
   // In a grid (ctas, items).
