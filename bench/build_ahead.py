@@ -34,7 +34,7 @@ from kvstrata.daemon import Daemon  # noqa: E402
 from kvstrata.machine import device_name  # noqa: E402
 
 KV_HEADS, HEADS, DIM, CHUNK = 2, 8, 128, 2048
-PLANS = {"quest": "quest", "strata": "strata", "chess": "chess", "block": '{selector = "block", codec = "raw"}',
+PLANS = {"quest": "quest", "bits": "bits", "chess": "chess", "block": '{selector = "block", codec = "raw"}',
          "quest/rest": 'quest{rest = "mean"}'}
 
 

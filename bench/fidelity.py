@@ -8,7 +8,7 @@
 Without --trace SmolLM2-135M-Instruct reads a document (7.7K tokens, four layers recorded) into
 build/DOCUMENT.safetensors, once: the GPL-3 text, what Python documents of its language, or one of four that no rule was
 made by (TEXTS). Replays every preset,
-each plan at a tenth of the tokens, and beside each paper's preset `strata` with the budget that makes it read as many
+each plan at a tenth of the tokens, and beside each paper's preset `bits` with the budget that makes it read as many
 bytes a step (attention and selection): where its index fits into them.
 Everything goes through `kvstrata replay` on a daemon of its own.
 """
@@ -32,11 +32,11 @@ from kvstrata.daemon import Daemon  # noqa: E402
 from kvstrata.machine import device_name  # noqa: E402
 
 CLI = ROOT / "build" / "bin" / "kvstrata"
-# Recorded layers. The last four came when strata's rule stood.
+# Recorded layers. The last four came when bits's rule stood.
 DOCUMENTS = {"gpl-3": "0,9,19,29", "pydoc": "3,12,21,27", "code": "2,10,18,28", "licence": "1,7,16,25",
              "table": "5,13,20,26", "docstrings": "4,11,22,29"}
 LAYERS, KV_HEADS, ROW_PAIR = 4, 3, 256  # the trace's; bytes of a key and a value of 64 x bf16
-ALWAYS = 4 + 64                         # tokens that strata always attends
+ALWAYS = 4 + 64                         # tokens that bits always attends
 PRESETS = ["quest", 'chess{trigger = "every"}', "tokenselect", "sentencekv", "sekv{max_loss = 1}", "mosaickv{max_loss = 1}"]
 
 
@@ -66,7 +66,7 @@ def tenth(tokens: int) -> dict[str, str]:
             "sentencekv": f"sentencekv{{tau = {n - 64}}}",
             "sekv": "sekv{max_loss = 1, rows_share = 0.1}",
             "mosaickv": "mosaickv{max_loss = 1, share = 0.1}",
-            "strata": f"strata{{budget = {n - ALWAYS}}}"}
+            "bits": f"bits{{budget = {n - ALWAYS}}}"}
 
 
 def trace_of(document: str, *, reading: bool = False) -> pathlib.Path:
@@ -104,10 +104,10 @@ def read_bytes(report: dict) -> float:
     return cost["attend_bytes"] + cost["select_bytes"]
 
 
-def strata_at(total: float, select: float) -> str:
-    """Strata with the budget that reads `total` bytes a step, `select` of them to choose; "": none does."""
+def bits_at(total: float, select: float) -> str:
+    """Plan bits with the budget that reads `total` bytes a step, `select` of them to choose; "": none does."""
     budget = int((total - select) / (LAYERS * KV_HEADS * ROW_PAIR)) - ALWAYS
-    return f"strata{{budget = {budget}}}" if budget >= 1 else ""
+    return f"bits{{budget = {budget}}}" if budget >= 1 else ""
 
 
 def mean(value: object) -> float | None:
@@ -124,9 +124,9 @@ def row(identifier: str, report: dict, **more: object) -> dict:
 
 
 def compare(socket: str, trace: pathlib.Path, steps: int) -> list[dict]:
-    presets = replay(socket, trace, steps, [*PRESETS, "strata"])
+    presets = replay(socket, trace, steps, [*PRESETS, "bits"])
     select = presets[-1]["cost_per_step"]["select_bytes"]
-    rivals = [strata_at(read_bytes(p), select) for p in presets[:-1]]
+    rivals = [bits_at(read_bytes(p), select) for p in presets[:-1]]
     ours = iter(replay(socket, trace, steps, [r for r in rivals if r]))
     rows = []
     for preset, rival in zip(presets, rivals):
@@ -134,10 +134,10 @@ def compare(socket: str, trace: pathlib.Path, steps: int) -> list[dict]:
         rows.append(row(f"preset/{name}", preset))
         if rival:
             mine = next(ours)
-            rows.append(row(f"preset/{name}/strata at equal bytes", mine,
+            rows.append(row(f"preset/{name}/bits at equal bytes", mine,
                             baseline={"name": name, "value": rows[-1]["value"]},
                             ratio=rows[-1]["value"] / mine["output_error"]["mean"], must=1.0))
-    rows.append(row("preset/strata", presets[-1]))
+    rows.append(row("preset/bits", presets[-1]))
     tokens = int(presets[0]["held_tokens"])
     for name, report in zip(tenth(tokens), replay(socket, trace, steps, list(tenth(tokens).values()))):
         rows.append(row(f"10 %/{name}", report))

@@ -33,8 +33,8 @@ from kvstrata.machine import device_name  # noqa: E402
 KV_HEADS, HEADS, DIM, CHUNK = 8, 32, 128, 2048
 PLANS = {"mosaickv/64K": ('mosaickv{max_loss = 1, keep_raw = "no"}', 2.9),
          "sekv/64K": ('sekv{max_loss = 1, keep_raw = "no"}', None),
-         "planes/128K": ('planes{keep_raw = "no"}', 1.85),
-         "planes, keep 4/128K": ('planes{keep = 4, keep_raw = "no"}', 3.5)}
+         "planes/128K": ('strata{keep_raw = "no"}', 1.85),
+         "planes, keep 4/128K": ('strata{keep = 4, keep_raw = "no"}', 3.5)}
 
 
 def register(session: kvstrata.Session, layers: int, page_tokens: int) -> kvstrata.Model:

@@ -5,7 +5,7 @@
     bench/missed.py [--missed X] [--limit X] [--documents NAME,..] [--json-out FILE] [--commit HASH] [--date DATE]
 
 SmolLM2-135M-Instruct reads 4800 tokens of a document and then the next 64 as decode steps; all layers are recorded
-into build/missed/DOCUMENT.safetensors, once (2 minutes each, 115 MB). `strata{max_missed = X}` decodes these steps
+into build/missed/DOCUMENT.safetensors, once (2 minutes each, 115 MB). `bits{max_missed = X}` decodes these steps
 on a daemon of its own while `kvstrata audit --recall` measures every one: 1 - recall is what it missed, a mean over
 layers, query heads and steps. The smallest `budget` (in steps of 32 tokens) that misses at most --limit, by replay, is
 what it is compared with, by the bytes that choosing and attending read.
@@ -118,7 +118,7 @@ def smallest_budget(socket: str, path: pathlib.Path, limit: float) -> tuple[int,
     """The smallest fixed budget, a multiple of FINE, that misses at most `limit`, and its report."""
     budgets = COARSE
     while True:
-        reports = replay(socket, path, None, [f"strata{{budget = {b}}}" for b in budgets])
+        reports = replay(socket, path, None, [f"bits{{budget = {b}}}" for b in budgets])
         holding = [i for i, r in enumerate(reports) if missed_of(r) <= limit]
         if not holding:
             raise SystemExit(f"{path}: no budget up to {budgets[-1]} misses at most {limit}")
@@ -134,13 +134,13 @@ def smallest_budget(socket: str, path: pathlib.Path, limit: float) -> tuple[int,
 
 def compare(socket: str, document: str, missed: float, limit: float) -> list[dict]:
     """A row of what is missed, and one of what is read."""
-    path, plan = trace_of(document), f"strata{{max_missed = {missed:g}}}"
+    path, plan = trace_of(document), f"bits{{max_missed = {missed:g}}}"
     loss, layers = audited(socket, path, plan)
     report = replay(socket, path, None, [plan])[0]
     if abs(missed_of(report) - loss) > 1e-4:
         raise SystemExit(f"{document}: the audit says {loss:.5f}, replay {missed_of(report):.5f}")
     budget, fixed = smallest_budget(socket, path, limit)
-    ratio, rival = read_bytes(report) / read_bytes(fixed), f"strata{{budget = {budget}}}"
+    ratio, rival = read_bytes(report) / read_bytes(fixed), f"bits{{budget = {budget}}}"
     rows = [{"id": f"{document}/missed", "plan": plan, "value": loss, "unit": "of attention, audited", "must": limit,
              "better": "smaller", "layers": layers, "baseline": {"name": rival, "value": missed_of(fixed)}},
             {"id": f"{document}/read", "plan": plan, "value": read_bytes(report) / 1e6, "unit": "MB a step",

@@ -52,7 +52,7 @@ class Noise {
     }
   }
   // A decode step's queries [kQueryHeads][kDim]: those of a KV head are alike, and logits deviate
-  // by 6. Then `planes` reads 4 % of the tokens finely and 62 % of the strips, 13.7 % of the bytes:
+  // by 6. Then `strata` reads 4 % of the tokens finely and 62 % of the strips, 13.7 % of the bytes:
   // about what it reads of a trained model's.
   void FillQueries(std::vector<uint16_t>& out) {
     std::vector<uint16_t> shared(kKvHeads * kDim);
@@ -158,12 +158,12 @@ struct Row {
 const Row kRows[] = {
     {"full/32K/b1", "full", "full", 60, 0},
     {"quest/2048/32K/b1", "quest{budget = 2048}", "quest", 400, 6},
-    {"strata/2048/32K/b1", "strata{budget = 2048}", "strata", 200, 0},
+    {"bits/2048/32K/b1", "bits{budget = 2048}", "bits", 200, 0},
     // Budgets at which answers lose about as little (docs/accuracy.md): 29 and 5 % of the tokens.
     {"quest/29pct/32K/b1", "quest{budget = 9504}", "quest_29pct", 200, 0},
-    {"strata/5pct/32K/b1", "strata{budget = 1570}", "strata_5pct", 200, 0},
-    {"strata/10pct/32K/b1", "strata{budget = 3276}", "strata_10pct", 200, 0},
-    {"planes/32K/b1", "planes", "planes", 200, 2.5},
+    {"bits/5pct/32K/b1", "bits{budget = 1570}", "bits_5pct", 200, 0},
+    {"bits/10pct/32K/b1", "bits{budget = 3276}", "bits_10pct", 200, 0},
+    {"strata/32K/b1", "strata", "strata", 200, 2.5},
     {"chess/1pct/32K/b1/amortised", "chess{trigger = \"every\", every = 10}", "chess",
      320 * kPrompts, 20, false, true},
     {"tokenselect/miss/32K/b1", "tokenselect", "tokenselect", 100, 1.25},

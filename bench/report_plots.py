@@ -17,7 +17,7 @@ LABEL_GAP = 17  # between two names at the right edge
 
 # A colour a plan, for the light and the dark ground.
 COLOURS = {
-    "strata": ("#0550ae", "#79c0ff"), "quest_softmax": ("#1b7c83", "#56d4dd"), "quest": ("#bc4c00", "#ffa657"),
+    "bits": ("#0550ae", "#79c0ff"), "quest_softmax": ("#1b7c83", "#56d4dd"), "quest": ("#bc4c00", "#ffa657"),
     "chess": ("#116329", "#7ee787"),
     "tokenselect": ("#a40e26", "#ff9492"), "sentencekv": ("#6639ba", "#d2a8ff"),
     "mosaickv": ("#7d4e00", "#e3b341"), "sekv": ("#99286e", "#ff9bce"), "full": ("#57606a", "#9da7b3"),
@@ -110,7 +110,7 @@ def frame(axes):
 def drawn(axes, series):
     """A line with a mark at each point."""
     at = [(axes.x(x), axes.y(y)) for x, y in series.points]
-    strong = " strong" if series.name == "strata" else ""
+    strong = " strong" if series.name == "bits" else ""
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in at)
     yield f'<polyline class="line {series.name}{strong}" points="{path}"/>'
     hollow = " hollow" if series.hollow else ""
@@ -183,7 +183,7 @@ def loss():
     for plan in reversed(COLOURS):
         if plan in points:
             at = sorted(points[plan])
-            left_of = plan in ("strata", "quest_softmax")
+            left_of = plan in ("bits", "quest_softmax")
             x, y = at[-1] if left_of or plan == "sentencekv" else at[0]
             beside = (axes.x(x) + (-12 if left_of else 12), axes.y(y) + (5 if left_of else -5),
                       "end" if left_of else "start")
@@ -220,13 +220,13 @@ def vllm():
     lengths = {"8K": 8192, "16K": 16384, "32K": 32768, "64K": 65536, "128K": 131072}
     all_series = [Series(name, [(n, values[f"vllm-gpu-plans/decode/{k} x 1/{engine}"]) for k, n in lengths.items()],
                          words=words)
-                  for name, engine, words in (("full", "plain", "plain vLLM"), ("strata", "strata{run = 8}", "strata"),
+                  for name, engine, words in (("full", "plain", "plain vLLM"), ("bits", "bits{run = 8}", "bits"),
                                               ("quest", "quest", "quest"))]
     axes = Axes("A token in vLLM over context length", "milliseconds a token, one sequence, full graphs",
                 "tokens of context", (7600, 140000), [(n, k) for k, n in lengths.items()], (4, 9.5),
                 [(v, f"{v} ms") for v in (4, 5, 6, 7, 8, 9)],
                 [f"vLLM 0.32, FlashAttention 3, Llama-3.1-8B's shape, {result['device']}, {result['date']}",
-                 "plans read 2,048 tokens; strata chooses them in runs of 8"], y_is_linear=True)
+                 "plans read 2,048 tokens; bits chooses them in runs of 8"], y_is_linear=True)
     return picture(axes, all_series)
 
 

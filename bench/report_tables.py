@@ -28,14 +28,14 @@ PLANS = [
     Plan("window", "the first and the last tokens"),
     Plan("quest", "pages, by their keys' extremes (Quest)", "quest"),
     Plan("quest_softmax", "pages of 32, by extremes balanced over heads", "quest_softmax", preset=False),
-    Plan("strata", "tokens, by keys in two bits (ours)", "strata"),
+    Plan("bits", "tokens, by keys in two bits (ours)", "bits"),
     Plan("chess", "pages in a hierarchy, rarely chosen anew (CHESS)", "chess"),
     Plan("tokenselect", "tokens that heads vote for (TokenSelect)", "tokenselect_0.9"),
     Plan("sentencekv", "tokens of sentences near the present one (SentenceKV)", "sentencekv"),
     Plan("mosaickv", "blocks of compressed tokens (MosaicKV)", "mosaickv"),
     Plan("sekv", "summaries of spans, some expanded (SeKV)", "sekv", "CPU, GPU; transformers"),
 ]
-DECODED = next(p for p in PLANS if p.name == "quest_softmax")  # strata, once its loop is measured
+DECODED = next(p for p in PLANS if p.name == "quest_softmax")  # bits, once its loop is measured
 LENGTHS = (("32K", "b1/32K"), ("128K", "b1/128K"), ("1M", "b1/1024K"), ("8 x 128K", "b8/128K"))
 
 
@@ -157,15 +157,15 @@ PLANES_PARTS = (("all", ""), ("seen before", " seen"), ("new", " new"), ("chosen
 
 
 def planes_parts():
-    """By parts of the prompts of suite `planes`: KL, a mean of models, over that of fp8 and of strata; exact answers lost."""
+    """By parts of the prompts of suite `planes`: KL, a mean of models, over that of fp8 and of bits; exact answers lost."""
     result = result_of("planes")
     rows = {row["id"].removeprefix("planes/"): row["accuracy"] for row in result["rows"]}
     of = lambda name, part: [rows[f"{name}/{model}{part}"] for model, _ in PLANES_MODELS if f"{name}/{model}{part}" in rows]
     kl = lambda name, part: sum(a["kl"] for a in of(name, part))
-    over = lambda name, part: f"{kl(name, part) / kl('fp8', part):.2f}, {kl(name, part) / kl('strata_10%', part):.2f}"
+    over = lambda name, part: f"{kl(name, part) / kl('fp8', part):.2f}, {kl(name, part) / kl('bits_10%', part):.2f}"
     head = ["rule", *(f"{title}, {sum(a['prompts'] for a in of('full', part))} prompts" for title, part in PLANES_PARTS)]
     return [*grid(head, [[f"`{name}`", *(f"{over(name, part)}; {answers_lost(of(name, part))}" for _, part in PLANES_PARTS)]
-                         for name in ("fp8", "strata_10%", *PLANES_RULES)]), "", note(result)]
+                         for name in ("fp8", "bits_10%", *PLANES_RULES)]), "", note(result)]
 
 
 def planes_by_length():
@@ -178,7 +178,7 @@ def planes_by_length():
     head = ["rule", *(f"{title}, {length // 1024}K, {rows[f'full/{model} {length}']['prompts']} prompts"
                       for model, title, length in groups)]
     return [*grid(head, [[f"`{name}`", *(cell(rows[f"{name}/{model} {length}"]) for model, _, length in groups)]
-                         for name in ("fp8", "turboquant_k8v4", "strata_10%", *PLANES_RULES)]), "", note(result)]
+                         for name in ("fp8", "turboquant_k8v4", "bits_10%", *PLANES_RULES)]), "", note(result)]
 
 
 LOSSES = (0.01, 0.02, 0.05)  # nats a token
@@ -193,7 +193,7 @@ def least_share(rows, plan, model, loss):
 
 
 def is_by_budget(name, plan):
-    """tokenselect_10% is tokenselect's, tokenselect_head_10% is not; strata_at_quest_10% is strata's."""
+    """tokenselect_10% is tokenselect's, tokenselect_head_10% is not; bits_at_quest_10% is bits's."""
     return re.fullmatch(rf"{plan}(_at_quest)?_[\d.]+%", name) is not None
 
 
@@ -222,11 +222,11 @@ def speed_cell(plan):
 
 
 def planes_row():
-    """`planes` by suites of its own: its preset has no share, and its op no row of `cuda-linked`."""
+    """`strata` by suites of its own: its preset has no share, and its op no row of `cuda-linked`."""
     judged = row_of("planes", f"planes/above_8_variance_skip_2/{MODEL}")
     kept = f"{judged['accuracy']['relative_score']:.1%} for {judged['accuracy']['of_full_bytes']:.0%}" if judged else NOT_MEASURED
     speeds = (row_of("cuda-planes", f"planes/{length} x 1, recorded") for length in ("128K", "1M"))
-    return ["`planes`", "all tokens by 2 of 8 bits, those that weigh by all 8 (ours)", NOT_MEASURED, NOT_MEASURED, kept + "†",
+    return ["`strata`", "all tokens by 2 of 8 bits, those that weigh by all 8 (ours)", NOT_MEASURED, NOT_MEASURED, kept + "†",
             cell(row_of("memory", "planes/128K"), digits=2) + "x less†",
             ", ".join(cell(row, digits=2) + "x" for row in speeds) + "†", "CPU, GPU; every engine"]
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The first token of a long prompt that a tier holds, packed by plan `planes` over raw pages; and what packing takes.
+"""The first token of a long prompt that a tier holds, packed by plan `strata` over raw pages; and what packing takes.
 
     bench/stored_planes.py [--tokens N] [--layers N] [--rounds N] [--json-out FILE] [--commit HASH] [--date DATE]
 
@@ -39,8 +39,8 @@ import numpy as np
 import kvstrata
 from kvstrata.daemon import Daemon, find_daemon
 
-PLANES = 'planes{keep_raw = "no"}'
-UPPER = 'planes{keep_raw = "no", open_on = "upper"}'
+PLANES = 'strata{keep_raw = "no"}'
+UPPER = 'strata{keep_raw = "no", open_on = "upper"}'
 MUST = 1 / 0.55
 WITHIN = 600  # seconds, until all is written
 PAGE, PACKED_LAYERS = 32, 8

@@ -24,11 +24,11 @@ from transformers_smollm2 import (PLAIN, Way, arguments, attention_calls, kvstra
 from kvstrata.daemon import Daemon
 
 ROUND, WARM_UP = 4, 8  # tokens
-PLANS = "strata{budget = 512};quest{budget = 512};tokenselect{k = 512}"
+PLANS = "bits{budget = 512};quest{budget = 512};tokenselect{k = 512}"
 # Least speed-ups: `full` is to take at most 0.6 of plain's time, a plan 0.97 (decode) and 0.8
 # (attention) of `full`'s.
-MUST = {("decode", "full"): 1 / 0.6, ("decode", "strata{budget = 512}"): 1 / 0.97,
-        ("attention", "strata{budget = 512}"): 1 / 0.8}
+MUST = {("decode", "full"): 1 / 0.6, ("decode", "bits{budget = 512}"): 1 / 0.97,
+        ("attention", "bits{budget = 512}"): 1 / 0.8}
 
 
 def decode(ways: list[Way], prompt: list[int], following: list[int]) -> None:

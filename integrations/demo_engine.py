@@ -22,7 +22,7 @@ from kvstrata_numpy.download import DownloadError
 
 DOCUMENT = "/usr/share/common-licenses/GPL-3"
 QUESTION = "What is this document about, and what does it allow people to do?"
-PLANS = ("full", os.environ.get("PLAN") or "strata{budget = 256, min_tokens = 0}")
+PLANS = ("full", os.environ.get("PLAN") or "bits{budget = 256, min_tokens = 0}")
 PROMPT = 2048  # tokens of the document
 ANSWER = 48
 

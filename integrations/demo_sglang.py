@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The demo in SGLang: the same prompt twice under plan `full`, then under a plan that reads less.
 
-    DOC=path ASK="question" PLAN="strata{budget = 256, min_tokens = 0}" integrations/demo_sglang.py
+    DOC=path ASK="question" PLAN="bits{budget = 256, min_tokens = 0}" integrations/demo_sglang.py
 
 Starts a kvstratad of its own (KVSTRATA_SOCKET: uses that one), makes a Hugging Face folder of the GGUF of
 SmolLM2-135M-Instruct once, and shows for each run the answer, what was held of the prompt, and the bytes that a decode

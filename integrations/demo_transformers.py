@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The demo in Hugging Face transformers: generate() of an enabled model, twice on the same prompt.
 
-    DOC=path ASK="question" PLAN="strata{budget = 256, min_tokens = 0}" integrations/demo_transformers.py
+    DOC=path ASK="question" PLAN="bits{budget = 256, min_tokens = 0}" integrations/demo_transformers.py
 
 Starts a kvstratad of its own (KVSTRATA_SOCKET: uses that one), makes a Hugging Face folder of the GGUF of
 SmolLM2-135M-Instruct once, and shows for each run the answer, what was held of the prompt, and the bytes that a decode

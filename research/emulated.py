@@ -10,10 +10,10 @@ known, and a layer computes them at once.
 | --- | --- |
 | `full`, `fp8{}` | all rows in bf16; in e4m3 as they are, as vLLM has them by default. `by_tensor = 1`, `by_channel = 1`: by a scale of all the prompt's keys, or values, or by one a channel |
 | `turboquant{keys = 8}` | values in 4 bits, a minimum and a step a token; keys in e4m3, or `keys = 4`: rotated, a norm a token and Lloyd-Max codes of a Gaussian |
-| `planes{}` | docs/spec/planes.md. Beside its options: `tail = 1`: outside of F a value is read by the upper bit of its plane 0 |
+| `strata{}` | docs/spec/planes.md. Beside its options: `tail = 1`: outside of F a value is read by the upper bit of its plane 0 |
 | | `variance = v`: a score has v / 2 of the variance that rounding adds to a logit; the page's is 1 |
 | | `sinks_in = 1`: L_h has the sinks, too; `candidates = 1`: it has nothing but the candidates |
-| `strata{budget}` | docs/spec/bits.md with two bits |
+| `bits{budget}` | docs/spec/bits.md with two bits |
 | `quest{budget}` | docs/spec/beyond.md, "Baselines": pages of 16 by their bounds |
 """
 
@@ -160,8 +160,8 @@ RAW = Form("raw")
 
 OPTIONS: dict[str, dict[str, float]] = {
     "full": {}, "fp8": {"by_tensor": 0, "by_channel": 0}, "turboquant": {"keys": 8},
-    "strata": {"budget": 2048, "min_tokens": 0}, "quest": {"budget": 2048, "min_tokens": 0},
-    "planes": {"keep": 8, "unit": 64, "tail": 2, "share": 0, "fine_above": 8, "skip_below": 2, "run": 1, "sample": 0,
+    "bits": {"budget": 2048, "min_tokens": 0}, "quest": {"budget": 2048, "min_tokens": 0},
+    "strata": {"keep": 8, "unit": 64, "tail": 2, "share": 0, "fine_above": 8, "skip_below": 2, "run": 1, "sample": 0,
                "sinks": 4, "recent": 64, "variance": 1, "sinks_in": 0, "candidates": 0}}
 
 
@@ -199,7 +199,7 @@ class Rule:
             raise SystemExit(f"accuracy: --plan {text}: emulated are {OPTIONS}; leave out --emulate for a daemon's plans")
         self.text, self.name = text, name
         self.options = OPTIONS[name] | {key: float(value) for key, value in given.items()}
-        if name == "planes":
+        if name == "strata":
             self.options["sample"] = self.options["sample"] or (1 if self.options["share"] else 16)
         self.fine_keys, self.coarse_keys, self.fine_values, self.coarse_values = self._forms()
 
@@ -217,9 +217,9 @@ class Rule:
         if self.name == "turboquant":
             keys, values = Form({8: "fp8", 4: "turboquant"}[self.keys]), Form("turboquant")
             return keys, keys, values, values
-        if self.name == "strata":
+        if self.name == "bits":
             return RAW, Form("index", 64), RAW, RAW
-        if self.name == "planes":
+        if self.name == "strata":
             last = {8: 1, 4: 16}[self.keep]
             return (Form("planes", self.unit, last), Form("planes", self.unit, 64), Form("planes", self.unit, last),
                     Form("planes", self.unit, {2: 64, 1: 128}[self.tail]))
@@ -227,11 +227,11 @@ class Rule:
 
     def read(self, steps: Steps, q: Tensor, keys: Rows, coarse: Tensor, fine: Tensor) -> Read:
         """coarse, fine: logits [H, T, G, N] by both forms of keys, -inf from a step's length on; q [H, T, G, d], scaled."""
-        if self.name == "strata":
-            return self._strata(steps, coarse, q.shape[-1])
+        if self.name == "bits":
+            return self._bits(steps, coarse, q.shape[-1])
         if self.name == "quest":
             return self._quest(steps, q, keys)
-        if self.name == "planes":
+        if self.name == "strata":
             return self._planes(steps, q, keys, coarse, fine)
         heads, d = len(q), q.shape[-1]
         row = {"full": 4 * d, "fp8": 2 * d, "turboquant": d // 2 + 4 + (d if self.options.get("keys") == 8 else d // 2 + 2)}
@@ -239,7 +239,7 @@ class Rule:
         count = steps.lengths[:, 0]
         return Read(everything, torch.zeros_like(everything), heads * count * row[self.name], 0 * count)
 
-    def _strata(self, steps: Steps, coarse: Tensor, d: int) -> Read:
+    def _bits(self, steps: Steps, coarse: Tensor, d: int) -> Read:
         among = (steps.at >= 4) & (steps.at < steps.lengths - 64)
         best = _largest(_scores(coarse, among), torch.full_like(steps.lengths, self.budget)) & among
         chosen = best | steps.present & ~among

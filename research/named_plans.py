@@ -29,7 +29,7 @@ from plans import for_prompt  # noqa: E402
 FILE = ROOT / "docs" / "plans.toml"
 LOSSES = (0.01, 0.02, 0.05)  # nats a token
 MEASURED_ON = 0.75  # part of a model's prompts: what was measured on easier ones alone has another mean
-FAMILIES = ("strata", "tokenselect", "quest", "chess", "sentencekv", "sekv", "mosaickv")
+FAMILIES = ("bits", "tokenselect", "quest", "chess", "sentencekv", "sekv", "mosaickv")
 CALIBRATED = ("chess", "tokenselect", "mosaickv")
 LICENCE = "SPDX-License-Identifier: Apache-2.0"
 HEAD = """\

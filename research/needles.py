@@ -48,7 +48,7 @@ from lora_llama import Attention, Llama, Rope  # noqa: E402
 import kvstrata  # noqa: E402
 
 TASKS = ("niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multikey_2")
-PLANS = {"strata": "strata{budget = 2048, min_tokens = 0}", "quest": "quest{budget = 2048, min_tokens = 0}"}
+PLANS = {"bits": "bits{budget = 2048, min_tokens = 0}", "quest": "quest{budget = 2048, min_tokens = 0}"}
 BEFORE = 40      # tokens of a needle's sentence before its value, and some more, that are planted with it
 APPENDED = 32768  # tokens of a step
 SLACK = 64        # tokens by which a segment may be shorter than it is asked to be

@@ -18,8 +18,8 @@ BY_BUDGET = {
     "quest_deviation_sinks": 'quest{score = "deviation", n_sink = 4, n_recent = 64, budget = P%-80, min_tokens = 0}',
     "quest_deviation_sinks_8": 'quest{score = "deviation", page = 8, n_sink = 4, n_recent = 64, budget = P%-72, '
                                'min_tokens = 0}',
-    "strata": "strata{budget = P%-68, min_tokens = 0}",
-    "strata_runs": "strata{run = 8, budget = P%-72, min_tokens = 0}",
+    "bits": "bits{budget = P%-68, min_tokens = 0}",
+    "bits_runs": "bits{run = 8, budget = P%-72, min_tokens = 0}",
     "tokenselect": "tokenselect{k = P%-192, n_init = 64, n_local = 128, min_tokens = 0}",
     "tokenselect_head": 'tokenselect{k = P%-192, n_init = 64, n_local = 128, cosine = "head", min_tokens = 0}',
     "sentencekv": "sentencekv{tau = P%-64, min_tokens = 0}",
@@ -29,7 +29,7 @@ BY_BUDGET = {
 }
 # As their papers have them; with what they always attend they read most of a short prompt.
 PRESETS = {f"{name}_preset": f"{name}{{min_tokens = 0}}"
-           for name in ("quest", "chess", "tokenselect", "sentencekv", "sekv", "mosaickv", "strata")}
+           for name in ("quest", "chess", "tokenselect", "sentencekv", "sekv", "mosaickv", "bits")}
 # Settings beside the papers', which were tried on half of the tasks and judged on the others (bench/notes/accuracy.md).
 NAMED = {
     "sentencekv_words_10%": "sentencekv{max_length = 1, r = 4, tau = 10%-64, min_tokens = 0}",
@@ -45,14 +45,14 @@ ON_CPUS = {
     "chess_layer_25%": 'chess{page = 16, window = 1, rho = [1, 1, 0.25], lists = "layer", anchor = "query", '
                        'trigger = "always", min_tokens = 0}',
 }
-# strata at the bytes of quest: its index takes 1/64 of the prompt's rows more (docs/plans.md, "Memory").
-EQUAL_BYTES = {f"strata_at_quest_{p}%": f"strata{{budget = {p - 100 / 64:.2f}%-68, min_tokens = 0}}" for p in BUDGETS}
+# bits at the bytes of quest: its index takes 1/64 of the prompt's rows more (docs/plans.md, "Memory").
+EQUAL_BYTES = {f"bits_at_quest_{p}%": f"bits{{budget = {p - 100 / 64:.2f}%-68, min_tokens = 0}}" for p in BUDGETS}
 
 # Rules of planes, and what they are judged beside (--emulate; emulated.py has the texts). `variance`: scores have it.
 EMULATED = {"fp8": "fp8{}", "fp8_by_tensor": "fp8{by_tensor = 1}", "fp8_by_channel": "fp8{by_channel = 1}",
             "turboquant_k8v4": "turboquant{keys = 8}", "turboquant_4bit": "turboquant{keys = 4}",
-            "strata_10%": "strata{budget = 10%-68, min_tokens = 0}", "quest_10%": "quest{budget = 10%, min_tokens = 0}"} | {
-    name: f"planes{{{options}}}" for name, options in {
+            "bits_10%": "bits{budget = 10%-68, min_tokens = 0}", "quest_10%": "quest{budget = 10%, min_tokens = 0}"} | {
+    name: f"strata{{{options}}}" for name, options in {
         "share_10%": "share = 0.1, skip_below = 1, variance = 0", "above_2": "fine_above = 2, skip_below = 1, variance = 0",
         "above_4": "fine_above = 4, skip_below = 1, variance = 0",
         "above_4_variance": "fine_above = 4, skip_below = 1, variance = 1",

@@ -86,7 +86,7 @@ class Recording(Rule):
     """Rule `planes`. Of each layer that reads by it, it keeps one step of each KV head, and the shares of all."""
 
     def __init__(self, seed: str) -> None:
-        super().__init__("planes{}")
+        super().__init__("strata{}")
         self._draw = random.Random(seed)
         self.layers: list[list[Item]] = []             # by layer and KV head
         self.shares: list[tuple[Tensor, Tensor]] = []  # fine, strips: [H, T]
@@ -225,7 +225,7 @@ def chosen_of(lines: list[dict[str, Any]], seed: int) -> tuple[dict[str, Any], l
 
 
 def write(path: pathlib.Path, source: dict[str, Any], every: dict[str, Any], items: list[Item]) -> None:
-    rule = Rule("planes{}")
+    rule = Rule("strata{}")
     path.write_text(json.dumps({"suite": "recorded-logits", "source": source,
                                 "rule": {"fine_above": rule.fine_above, "skip_below": rule.skip_below},
                                 "all": every, "items": items}, indent=1) + "\n")

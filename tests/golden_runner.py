@@ -36,12 +36,12 @@ from kvstrata.daemon import Daemon  # noqa: E402
 
 PLANS = ("full", "window", "quest", "chess", "chess_lists", "tokenselect", "sentencekv", "sekv", "mosaickv", "rawblocks",
          "bits", "missed", "deviation", "deviation_softmax", "runs", "runs_missed", "planes", "planes_above", "planes_runs")
-# rawblocks is no preset but the block selector over raw pages; rule bits is that of preset strata, missed the same
-# with max_missed, runs and runs_missed the same with run; chess_lists is chess with lists by layer or KV head;
-# deviation is quest by score = "deviation"; planes_above and planes_runs are planes with fine_above and with run.
+# rawblocks is no preset but the block selector over raw pages; missed is bits with max_missed, runs and runs_missed
+# the same with run; chess_lists is chess with lists by layer or KV head; deviation is quest by score = "deviation";
+# planes is preset strata with a share, planes_above the same with fine_above, planes_runs with run.
 CUSTOM = {"rawblocks": 'segmenter = "page", selector = "block", codec = "raw"'}
-PRESETS = {"bits": "strata", "missed": "strata", "runs": "strata", "runs_missed": "strata", "chess_lists": "chess",
-           "deviation": "quest", "deviation_softmax": "quest", "planes_above": "planes", "planes_runs": "planes"}
+PRESETS = {"missed": "bits", "runs": "bits", "runs_missed": "bits", "chess_lists": "chess", "deviation": "quest",
+           "deviation_softmax": "quest", "planes": "strata", "planes_above": "strata", "planes_runs": "strata"}
 # Plans that attend everything, whose vectors' `tokens` and `units` are what they read finely, and at all.
 WHOLE = ("planes", "planes_above", "planes_runs")
 MISSED = ("missed", "runs_missed")  # whose lists are as long as max_missed asks

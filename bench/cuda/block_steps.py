@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times decode steps by plans over an engine's own blocks, in captured graphs, beside FlashAttention 3 over the same.
 
-    block_steps.py --json-out FILE [--plans "full;quest;strata{run = 8}"] [--cases 8x1,1x128] [--kernels]
+    block_steps.py --json-out FILE [--plans "full;quest;bits{run = 8}"] [--cases 8x1,1x128] [--kernels]
 
 One graph has a step of all layers; keys and values are normal, blocks lie in random order, as vLLM has them:
 [block][head][slot][key, value], an index behind; queries lie in rows with keys and values between. Together the layers
@@ -28,7 +28,7 @@ from kvstrata.block_attention import BlockAttention, BlockShape, index_bytes
 QUERY_HEADS, KV_HEADS, DIM = 32, 8, 128
 REPLAYS, WARM_UPS, MOST_ROWS = 60, 5, 256
 CASES = [(8, 1), (16, 4), (1, 8), (1, 128), (2, 128), (8, 32), (8, 128), (1, 1024)]  # batch, kilotokens
-PLANS = "full;quest;strata;strata{run = 8}"
+PLANS = "full;quest;bits;bits{run = 8}"
 
 
 def flash() -> Callable[..., Any] | None:
@@ -46,7 +46,7 @@ class Step:
         torch.manual_seed(seed)
         self.plan, self.batch, self.tokens = plan, batch, tokens
         self.layers = max(2, min(8, (1 << 19) // (batch * tokens)))
-        self.block = 64 if plan.startswith("strata") else 16
+        self.block = 64 if plan.startswith("bits") else 16
         shape = BlockShape(layers=self.layers, query_heads=QUERY_HEADS, kv_heads=KV_HEADS, head_dim=DIM, dtype="bf16",
                            block_tokens=self.block)
         rows_bytes = KV_HEADS * self.block * 2 * DIM * 2
@@ -134,7 +134,7 @@ def kernels(graph: torch.cuda.CUDAGraph, layers: int) -> str:
 
 def check(attend: Callable[..., Any]) -> None:
     """Relative errors against FlashAttention, where all is attended."""
-    for plan in ("full", "quest{budget = 8192}", "strata{budget = 8192}", "strata{budget = 8192, run = 8}"):
+    for plan in ("full", "quest{budget = 8192}", "bits{budget = 8192}", "bits{budget = 8192, run = 8}"):
         step = Step(plan, batch=3, tokens=5000)
         step.out.fill_(torch.nan)
         step.begin()
@@ -187,7 +187,7 @@ def main() -> None:
             json.dump({"suite": "cuda-blocks", "device": torch.cuda.get_device_name(), "commit": given.commit,
                        "date": time.strftime("%Y-%m-%d"), "command": "bench/cuda/block_steps.py", "ceilings": {},
                        "context": {"torch": torch.__version__, "notes": "one layer of a captured step over blocks as "
-                                   "vLLM has them; 32 query heads, 8 KV heads x 128, bf16; blocks of 16, of strata 64"},
+                                   "vLLM has them; 32 query heads, 8 KV heads x 128, bf16; blocks of 16, of bits 64"},
                        "rows": rows}, file, indent=1)
 
 

@@ -16,12 +16,12 @@ MUST_RATIO = {f"attend_raw/full/b{b}/{k}K": 0.95 for b in (1, 8) for k in (128, 
 for plan, ratios in {"full": (None, 0.95, 0.95), "quest": (2.2, 5.5, 11), "chess": (5, 12, 45),
                      "tokenselect_miss": (None, 1.4, 1.5), "tokenselect_0.9": (None, 6, 12),
                      "sentencekv": (None, 9, 70), "mosaickv": (None, 8, 16),
-                     "strata": (None, 4, 7), "sekv": (None, 4, 5.5), "sekv_agreed": (None, 4, 5.5)}.items():
+                     "bits": (None, 4, 7), "sekv": (None, 4, 5.5), "sekv_agreed": (None, 4, 5.5)}.items():
     for length, ratio in zip(("32K", "128K", "1024K"), ratios):
         if ratio:
             MUST_RATIO[f"step/{plan}/b1/{length}"] = MUST_RATIO[f"linked/{plan}/b1/{length}"] = ratio
 MUST_RATIO["linked/full/b8/128K"] = MUST_RATIO["linked/full/b8/1024K"] = 0.95
-MUST_RATIO["linked/strata/b8/128K"] = 6.5
+MUST_RATIO["linked/bits/b8/128K"] = 6.5
 MUST_RATIO["linked/sentencekv/b8/128K"] = 35  # its bytes grow with the batch
 MUST_CALL_US = 12  # CPU time of a linked call outside a graph
 MUST_HOST = {"linked/quest/b1/128K/host": 1 / 1.3, "linked/sentencekv/b1/128K/host": 1 / 1.3}

@@ -307,7 +307,7 @@ void BenchPack(const Arena& arena, Report& report) {
        [&](int n, cudaStream_t stream) { return rows.Flush(n, stream); });
 }
 
-// The index of `strata`: of a prompt, and of the group that 64 decoded tokens complete, all layers.
+// The index of `bits`: of a prompt, and of the group that 64 decoded tokens complete, all layers.
 void BenchQuantise(const Arena& arena, Report& report) {
   if (!report.Wants("quantise")) return;
   const QuantiseRows rows(arena.address());

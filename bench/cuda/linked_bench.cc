@@ -98,7 +98,7 @@ void Measure(const Plan& plan, int batch, int kilotokens, const std::vector<floa
 
 // Plans that are measured with all cold pages in the host's memory, the query the same in each
 // step, and what is selected promoted; against the same steps before, with all pages the GPU's.
-constexpr const char* kHostPagePlans[] = {"quest",      "quest_softmax", "strata",
+constexpr const char* kHostPagePlans[] = {"quest",      "quest_softmax", "bits",
                                           "sentencekv", "chess",         "tokenselect_hit"};
 constexpr int kHostPageLayers = 8;
 

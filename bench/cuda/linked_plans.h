@@ -51,19 +51,19 @@ inline const Plan kPlans[] = {
      "min_tokens = 0}",
      [](int64_t n) { return n / 32 + 2048; }},
     // 40 bytes of 512 a token, and the always-on ones.
-    {"strata", "strata{budget = 2048, min_tokens = 0}",
+    {"bits", "bits{budget = 2048, min_tokens = 0}",
      [](int64_t n) { return n * 40 / 512 + 2048 + 68; }},
     // Budgets at which answers lose about as little (docs/accuracy.md).
     {.name = "quest_29pct",
      .text = "quest{min_tokens = 0, budget = ",
      .rows_read = [](int64_t n) { return n / 16 + n * 29 / 100; },
      .percent = 29},
-    {.name = "strata_5pct",
-     .text = "strata{min_tokens = 0, budget = ",
+    {.name = "bits_5pct",
+     .text = "bits{min_tokens = 0, budget = ",
      .rows_read = [](int64_t n) { return n * 40 / 512 + n * 5 / 100 + 68; },
      .percent = 5},
     // The same, and what finding that many takes: random keys have no smaller share.
-    {"strata_missed", "strata{max_missed = 0.01, budget = 2048, min_tokens = 0}",
+    {"bits_missed", "bits{max_missed = 0.01, budget = 2048, min_tokens = 0}",
      [](int64_t n) { return n * 40 / 512 + 2048 + 68; }},
     // 1 %, a sink and a window of 16 pages that is half of 320 tokens longer at the mean.
     {"chess", "chess{trigger = \"every\", every = 10, min_tokens = 0}",

@@ -3,7 +3,7 @@
 """Times a decode loop of transformers' Llama-3.1-8B modules (random weights, bf16) in one CUDA graph, with torch's
 dense attentions and with kvstratad's.
 
-    llama_decode.py [--batches 1,4,7] [--tokens 131072] [--plans full,'strata{budget = 2048}'] [--dense flash,cudnn]
+    llama_decode.py [--batches 1,4,7] [--tokens 131072] [--plans full,'bits{budget = 2048}'] [--dense flash,cudnn]
                     [--compiled MODE] [--json-out FILE]
     llama_decode.py --check      logits of a few steps of a small model, dense against plan full
 
@@ -307,7 +307,7 @@ def judged(rows: list[dict[str, Any]], options: argparse.Namespace) -> list[dict
         best = min(alike, key=lambda r: r["value"])
         row["baseline"] = {"name": best["plan"], "value": best["value"]}
         row["ratio"] = row["tokens_s"] / best["tokens_s"]
-        if row["plan"].startswith("strata"):
+        if row["plan"].startswith("bits"):
             row["must"] = must.get(row["batch"], 4.5)
     return rows
 
@@ -337,7 +337,7 @@ def main() -> None:
     parser.add_argument("--compiled", metavar="MODE", help="torch.compile, in this mode, of what is between attentions")
     parser.add_argument("--profile", action="store_true", help="time of the kernels of a token at batch 1")
     parser.add_argument("--tokens", type=int, default=131072)
-    parser.add_argument("--plans", type=lambda text: text.split(","), default=["full", "strata{budget = 2048}"])
+    parser.add_argument("--plans", type=lambda text: text.split(","), default=["full", "bits{budget = 2048}"])
     parser.add_argument("--dense", type=lambda text: text.split(","), default=list(DENSE), help=f"of {', '.join(DENSE)}")
     parser.add_argument("--json-out")
     parser.add_argument("--commit", default="")

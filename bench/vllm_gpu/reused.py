@@ -12,7 +12,7 @@ import random
 
 from launch import Launcher, transfer
 
-PLANS = ("quest", "strata{run = 8}")
+PLANS = ("quest", "bits{run = 8}")
 _PATIENCE = 240.0
 
 

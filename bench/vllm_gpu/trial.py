@@ -3,8 +3,8 @@
 """Plain vLLM, vLLM's own offloading and kvstrata below it, one engine after the other on one GPU, in one run.
 
     trial.py [--engines plain,native:16,ours,ours] [--disk] [--quick] [--trace] [--tiny] [--seconds 540] [--gib 40]
-    trial.py --plans [--engines "plain,plan:full,plan:quest,plan:strata{run = 8}"] [--cases 130816x4] [--ranks 2]
-    trial.py --capacity [--engines plain,plan:planes] [--share 0.6]
+    trial.py --plans [--engines "plain,plan:full,plan:quest,plan:bits{run = 8}"] [--cases 130816x4] [--ranks 2]
+    trial.py --capacity [--engines plain,plan:strata] [--share 0.6]
     trial.py --tax | --shared | --stopped | --families [NAMES] | --kills N | --arrivals | --reused SECONDS
                                                                          each explained in its own file
 

@@ -16,7 +16,7 @@ namespace {
 Status Unserved(const Plan& plan, std::string_view why) {
   return Unimplemented("BLOCK_PLAN",
                        "plan \"" + plan.name + "\" " + std::string(why) +
-                           "; over an engine's own blocks served are full, window, quest, strata "
+                           "; over an engine's own blocks served are full, window, quest, bits "
                            "and tokenselect; the others are for transformers and SGLang, whose "
                            "sequences the daemon keeps");
 }

@@ -23,11 +23,11 @@
 #include "kernels/plans/chess/cascade_options.h"
 #include "kernels/plans/mosaickv/block_options.h"
 #include "kernels/plans/mosaickv/packed_options.h"
-#include "kernels/plans/planes/planes_options.h"
 #include "kernels/plans/quest/minmax_options.h"
 #include "kernels/plans/sekv/lowrank_options.h"
 #include "kernels/plans/sekv/zoom_options.h"
 #include "kernels/plans/sentencekv/bucket_options.h"
+#include "kernels/plans/strata/planes_options.h"
 #include "kernels/plans/tokenselect/vote_options.h"
 #include "kernels/plans/window/window_options.h"
 
@@ -39,8 +39,8 @@
   PLAN(sentencekv, Bucket, bucket, ALWAYS) \
   PLAN(sekv, Zoom, zoom, SEKV)             \
   PLAN(mosaickv, Block, block, MOSAICKV)   \
-  PLAN(strata, Bits, bits, ALWAYS)         \
-  PLAN(planes, Fine, fine, ALWAYS)
+  PLAN(bits, Bits, bits, ALWAYS)           \
+  PLAN(strata, Fine, fine, ALWAYS)
 
 #define KVS_CODECS(CODEC)         \
   CODEC(LowRank, lowrank, SEKV)   \

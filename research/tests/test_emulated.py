@@ -63,12 +63,12 @@ class Emulated(unittest.TestCase):
         self.check(text, step, lambda n, _: sum(reference.bytes_read(choice, n, D, 2) for choice in choices))
 
     def test_planes_by_share(self):
-        self.check_planes("planes{share = 0.2}", share=0.2)
-        self.check_planes("planes{share = 0.25, run = 8, unit = 128}", share=0.25, run=8, unit=128)
+        self.check_planes("strata{share = 0.2}", share=0.2)
+        self.check_planes("strata{share = 0.25, run = 8, unit = 128}", share=0.25, run=8, unit=128)
 
     def test_planes_by_threshold(self):
-        self.check_planes("planes{fine_above = 2, sample = 2}", fine_above=2, sample=2)
-        self.check_planes("planes{fine_above = 4, keep = 4, skip_below = 0.5}", fine_above=4, keep=4, skip_below=0.5)
+        self.check_planes("strata{fine_above = 2, sample = 2}", fine_above=2, sample=2)
+        self.check_planes("strata{fine_above = 4, keep = 4, skip_below = 0.5}", fine_above=4, keep=4, skip_below=0.5)
 
     def test_variance_is_that_of_rounding(self):
         keys, values, queries = (torch.from_numpy(x) for x in rows_and_queries())
@@ -81,8 +81,8 @@ class Emulated(unittest.TestCase):
 
     def test_variance_makes_fine_what_it_hides(self):
         fine = {}
-        for text in ("planes{sample = 1, sinks_in = 1, variance = 0}", "planes{sample = 1, sinks_in = 1}",
-                     "planes{sample = 1, variance = 0}", "planes{sample = 1, candidates = 1, variance = 0}"):
+        for text in ("strata{sample = 1, sinks_in = 1, variance = 0}", "strata{sample = 1, sinks_in = 1}",
+                     "strata{sample = 1, variance = 0}", "strata{sample = 1, candidates = 1, variance = 0}"):
             keys, values, queries = (torch.from_numpy(x) for x in rows_and_queries())
             by_head, rule, steps = lambda x: x.transpose(0, 1), Rule(text), Steps(PROMPT, STEPS, torch.device("cpu"))
             layer = Layer(by_head(keys[:PROMPT]), by_head(values[:PROMPT]), [rule], steps, D ** -0.5)
@@ -94,11 +94,11 @@ class Emulated(unittest.TestCase):
             self.assertFalse((plain & ~more).any(), text)
             self.assertGreater(int(more.sum()), int(plain.sum()), text)
 
-    def test_strata(self):
+    def test_bits(self):
         def step(q, keys, values):
             found = bits.Bits(budget=60, min_tokens=0).select(q, keys)
             return core.attend(q, keys, values, found), [found.positions(h * GROUP, len(q)) for h in range(HEADS)]
-        self.check("strata{budget = 60, min_tokens = 0}", step,
+        self.check("bits{budget = 60, min_tokens = 0}", step,
                    lambda n, fine: sum(map(len, fine)) * 4 * D + HEADS * ((n - 1) // 64) * (64 * D // 4 + 4 * D))
 
     def test_quest(self):
@@ -156,10 +156,10 @@ class Emulated(unittest.TestCase):
         self.assertEqual(got.tolist(), [1.0, 1.0, 1.125, 448.0, -448.0])
 
     def test_what_is_not_emulated_is_refused(self):
-        for text in ("chess{}", "planes{budget = 3}"):
+        for text in ("chess{}", "strata{budget = 3}"):
             with self.assertRaisesRegex(SystemExit, "leave out --emulate"):
                 Rule(text)
-        self.assertEqual(Rule("planes{tail = 1}").coarse_values, Form("planes", 64, 128))
+        self.assertEqual(Rule("strata{tail = 1}").coarse_values, Form("planes", 64, 128))
 
 
 SHAPE = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -191,7 +191,7 @@ class Models(unittest.TestCase):
             for device, plain, engine in self.engines(name):
                 with self.subTest(f"{name} {device}"), torch.no_grad(), unittest.mock.patch.multiple(
                         emulated, PREFILL=256, _as_bf16=lambda x: x):
-                    full, again, planed = engine.answers(ids, reference, ["full", "full", "planes{}"], 0)
+                    full, again, planed = engine.answers(ids, reference, ["full", "full", "strata{}"], 0)
                     log_p = plain(torch.tensor([ids + reference])).logits[0, len(ids) - 1:-1].log_softmax(-1)
                     want = -log_p.gather(1, torch.tensor(reference)[:, None])[:, 0]
                     np.testing.assert_allclose(full.nats, want, atol=2e-4, err_msg=SEED)

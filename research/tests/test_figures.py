@@ -38,7 +38,7 @@ def line(key, full, plan, model="m", read=10.0):
 
 class Plans(unittest.TestCase):
     def test_shares_are_of_the_prompt(self):
-        self.assertEqual(plans.for_prompt(plans.at(plans.BY_BUDGET["strata"], 10), 4000), "strata{budget = 332, min_tokens = 0}")
+        self.assertEqual(plans.for_prompt(plans.at(plans.BY_BUDGET["bits"], 10), 4000), "bits{budget = 332, min_tokens = 0}")
         self.assertEqual(plans.at(plans.BY_BUDGET["sekv"], 25), "sekv{rows_share = 0.25, local = 128, min_tokens = 0}")
         self.assertIn("k = 1,", plans.for_prompt(plans.at(plans.BY_BUDGET["tokenselect"], 5), 1000))
 
@@ -59,20 +59,20 @@ class NamedPlans(unittest.TestCase):
     def test_the_cheapest_that_holds_the_loss(self):
         of = lambda name, plan, value, read: {"id": f"accuracy/{name}/smollm2", "plan": plan, "value": value, "n": 9, "accuracy": {
             "interval": 0.01, "of_full_bytes": read, "tokens_a_step": 10, "tokens_of_prompt": 100}}
-        rows = [of("strata_5%", "strata{budget = 5%-68, min_tokens = 0}", 0.03, 0.1),
-                of("strata_10%", "strata{budget = 10%-68, min_tokens = 0}", 0.015, 0.2),
-                of("strata_25%", "strata{budget = 25%-68, min_tokens = 0}", 0.01, 0.3), of("strata_preset", "strata", 0, 0.0)]
+        rows = [of("bits_5%", "bits{budget = 5%-68, min_tokens = 0}", 0.03, 0.1),
+                of("bits_10%", "bits{budget = 10%-68, min_tokens = 0}", 0.015, 0.2),
+                of("bits_25%", "bits{budget = 25%-68, min_tokens = 0}", 0.01, 0.3), of("bits_preset", "bits", 0, 0.0)]
         found = {one.name: one.text for one in named_plans.by_loss({"rows": rows})}
-        self.assertEqual(found, {"smollm2-135m-strata-0_01nats": "strata{budget = 1980}",
-                                 "smollm2-135m-strata-0_02nats": "strata{budget = 751}",
-                                 "smollm2-135m-strata-0_05nats": "strata{budget = 342}"})
+        self.assertEqual(found, {"smollm2-135m-bits-0_01nats": "bits{budget = 1980}",
+                                 "smollm2-135m-bits-0_02nats": "bits{budget = 751}",
+                                 "smollm2-135m-bits-0_05nats": "bits{budget = 342}"})
 
     def test_what_was_measured_on_few_prompts_holds_no_loss(self):
-        of = lambda name, value, prompts: {"id": f"accuracy/{name}/smollm2", "plan": "strata{budget = 9%-68}", "value": value,
+        of = lambda name, value, prompts: {"id": f"accuracy/{name}/smollm2", "plan": "bits{budget = 9%-68}", "value": value,
                                            "n": prompts, "accuracy": {"interval": 0.01, "of_full_bytes": 0.1, "tokens_a_step": 9,
                                                                       "tokens_of_prompt": 100}}
-        self.assertEqual(named_plans.by_loss({"rows": [of("full", 1, 100), of("strata_9%", 0, 74)]}), [])
-        self.assertEqual(len(named_plans.by_loss({"rows": [of("full", 1, 100), of("strata_9%", 0, 75)]})), 3)
+        self.assertEqual(named_plans.by_loss({"rows": [of("full", 1, 100), of("bits_9%", 0, 74)]}), [])
+        self.assertEqual(len(named_plans.by_loss({"rows": [of("full", 1, 100), of("bits_9%", 0, 75)]})), 3)
 
     def test_a_setting_that_was_chosen_by_answers_says_what_it_keeps(self):
         row = {"id": "accuracy/sekv_pairs_25%/smollm2-retrieval", "plan": "sekv{l_min = 2, min_tokens = 0}", "accuracy": {
@@ -214,8 +214,8 @@ class Figures(unittest.TestCase):
         prompt = tasks.Prompt("ruler/4096/vt/0", "", [], "", ["1"])
         known = {("m", prompt.key): line(prompt.key, (1.0, 1.0), (2.0, 0.5))}
         missing_of = runpy.run_path(str(ROOT / "research/__main__.py"), run_name="accuracy")["missing_of"]
-        self.assertEqual(missing_of(known, "m", prompt, {"quest": "pages", "strata": "tokens"}),
-                         {"full": "full", "strata": "tokens"})
+        self.assertEqual(missing_of(known, "m", prompt, {"quest": "pages", "bits": "tokens"}),
+                         {"full": "full", "bits": "tokens"})
         self.assertEqual(missing_of(known, "m", prompt, {"quest": "pages"}), {})
 
     def test_intervals_are_over_prompts(self):

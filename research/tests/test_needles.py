@@ -17,8 +17,8 @@ from kvstrata_numpy import gguf_file
 from kvstrata_numpy.tokenizer import Tokenizer
 
 ARGS = argparse.Namespace(tokens=4 * 3072, segment=3072, prompts=2, seed="1", device="cpu", mass=0.0, pool="512MiB", threads=2)
-PLANS = {"all": "strata{budget = 100000, min_tokens = 0}",
-         "few": "strata{budget = 64, min_tokens = 0}",
+PLANS = {"all": "bits{budget = 100000, min_tokens = 0}",
+         "few": "bits{budget = 64, min_tokens = 0}",
          "none": "window{n_sink = 4, n_recent = 16, min_tokens = 0}"}
 
 

@@ -41,7 +41,7 @@ def test_a_made_up_item_survives_writing_and_reading(tmp_path: pathlib.Path):
 
 def test_shares_are_those_of_the_rule():
     rule, layer, given = recorded()
-    fine = layer.attend(Rule("planes{}"), *given)[1].fine
+    fine = layer.attend(Rule("strata{}"), *given)[1].fine
     for of_head, shares, item in zip(fine, rule.shares[0][0], rule.layers[0], strict=True):
         among = [of_step[4:n - 64] for n, of_step in enumerate(of_head, PROMPT + 1)]
         np.testing.assert_allclose(shares, [x.float().mean() for x in among], rtol=1e-6)

@@ -79,7 +79,7 @@ TEST_F(AbiTest, AttentionOverBlocks) {
   EXPECT_EQ(bytes, 0);
   ASSERT_EQ(kvs_block_attention_index_bytes("quest", &shape, &bytes), KVS_OK);
   EXPECT_EQ(bytes, 2 * 4 * 2 * 128 * 2);  // heads, units, minimum and maximum
-  ASSERT_EQ(kvs_block_attention_index_bytes("strata", &shape, &bytes), KVS_OK);
+  ASSERT_EQ(kvs_block_attention_index_bytes("bits", &shape, &bytes), KVS_OK);
   EXPECT_EQ(bytes, 2 * (4 * 128 + 64 * 128 / 4));
   ExpectRefused(kvs_block_attention_index_bytes("chess", &shape, &bytes), KVS_UNIMPLEMENTED,
                 "BLOCK_PLAN", "plan \"chess\"");
@@ -107,32 +107,32 @@ TEST_F(AbiTest, BlocksOfPlanesOfAnEngine) {
   shape.block_tokens = 64;
   kvs_planes_form form{};
   form.size = sizeof(form);
-  ASSERT_EQ(kvs_block_planes_form("planes", &shape, &form), KVS_OK) << kvs_error_message();
+  ASSERT_EQ(kvs_block_planes_form("strata", &shape, &form), KVS_OK) << kvs_error_message();
   EXPECT_EQ(form.token_bytes, 268);
   EXPECT_EQ(form.slot_bytes, 8u << 20);
   EXPECT_EQ(form.workspace_bytes, 0u);  // not asked for
   EXPECT_EQ(form.lower_token_bytes, 0);
-  ASSERT_EQ(kvs_block_planes_form("planes{lower = 'host'}", &shape, &form), KVS_OK);
+  ASSERT_EQ(kvs_block_planes_form("strata{lower = 'host'}", &shape, &form), KVS_OK);
   EXPECT_EQ(form.token_bytes, 102);
   EXPECT_EQ(form.lower_token_bytes, 192);
   kvs_planes_form older{offsetof(kvs_planes_form, lower_token_bytes), 0, 0, 0, -1};
-  ASSERT_EQ(kvs_block_planes_form("planes", &shape, &older), KVS_OK) << kvs_error_message();
+  ASSERT_EQ(kvs_block_planes_form("strata", &shape, &older), KVS_OK) << kvs_error_message();
   EXPECT_EQ(older.token_bytes, 268);
   EXPECT_EQ(older.lower_token_bytes, -1);  // it has none
   older.size -= 8;
-  ExpectRefused(kvs_block_planes_form("planes", &shape, &older), KVS_INVALID_ARGUMENT,
+  ExpectRefused(kvs_block_planes_form("strata", &shape, &older), KVS_INVALID_ARGUMENT,
                 "STRUCT_SIZE", "kvs_planes_form.size 24");
   ExpectRefused(kvs_block_planes_form("quest", &shape, &form), KVS_UNIMPLEMENTED, "BLOCK_PLAN",
                 "plan \"quest\"");
-  ExpectRefused(kvs_block_planes_form("planes{unit = 32}", &shape, &form), KVS_UNIMPLEMENTED,
+  ExpectRefused(kvs_block_planes_form("strata{unit = 32}", &shape, &form), KVS_UNIMPLEMENTED,
                 "BLOCK_PLAN", "unit = 32");
   ExpectRefused(kvs_block_planes_form(nullptr, &shape, &form), KVS_INVALID_ARGUMENT,
                 "ARGUMENT_NULL", "plan");
   shape.block_tokens = 16;
-  ExpectRefused(kvs_block_planes_form("planes", &shape, &form), KVS_INVALID_ARGUMENT, "BLOCK_SHAPE",
+  ExpectRefused(kvs_block_planes_form("strata", &shape, &form), KVS_INVALID_ARGUMENT, "BLOCK_SHAPE",
                 "block_tokens = 16");
   shape.dtype = KVS_F32;
-  ExpectRefused(kvs_block_planes_form("planes", &shape, &form), KVS_INVALID_ARGUMENT, "BLOCK_SHAPE",
+  ExpectRefused(kvs_block_planes_form("strata", &shape, &form), KVS_INVALID_ARGUMENT, "BLOCK_SHAPE",
                 "dtype = 1");
   auto* const none = reinterpret_cast<kvs_block_planes*>(uintptr_t{16} << 20);
   ExpectRefused(kvs_block_planes_bind(none, nullptr, 0, nullptr), KVS_INVALID_ARGUMENT,

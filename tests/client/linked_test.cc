@@ -106,7 +106,7 @@ INSTANTIATE_TEST_SUITE_P(
     Plans, PlanTest,
     ::testing::Values("full", "window{n_sink = 4, n_recent = 60, min_tokens = 0}",
                       "quest{budget = 64, min_tokens = 0}",
-                      "strata{budget = 48, unit = 16, recent = 8, min_tokens = 0}",
+                      "bits{budget = 48, unit = 16, recent = 8, min_tokens = 0}",
                       "chess{page = 8, pages_per_chunk = 4, chunks_per_grid = 2, window = 2, "
                       "rho = [0.8, 0.5, 0.3], trigger = \"every\", every = 1, min_tokens = 0}"));
 

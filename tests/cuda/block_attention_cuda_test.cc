@@ -36,10 +36,10 @@ constexpr Case kCases[] = {
     {"quest{budget = 64, min_tokens = 150}", 128, 8, 1, 64},
     {"quest{budget = 32, n_sink = 8, n_recent = 8, min_tokens = 0}", 16, 2, 2, 256},
     {"quest{budget = 64, group = \"softmax\", n_dense_layers = 1, min_tokens = 0}", 64, 6, 2, 128},
-    {"strata{budget = 40, min_tokens = 0}", 64, 8, 2, 128},
-    {"strata{budget = 24, unit = 32, recent = 32, bits = 3, min_tokens = 0}", 128, 4, 2, 64},
+    {"bits{budget = 40, min_tokens = 0}", 64, 8, 2, 128},
+    {"bits{budget = 24, unit = 32, recent = 32, bits = 3, min_tokens = 0}", 128, 4, 2, 64},
     {"quest{budget = 64, score = \"deviation\", min_tokens = 0}", 32, 8, 2, 128},
-    {"strata{budget = 40, run = 8, min_tokens = 0}", 64, 8, 2, 128},
+    {"bits{budget = 40, run = 8, min_tokens = 0}", 64, 8, 2, 128},
     {"tokenselect{k = 30, n_init = 8, n_local = 16, min_tokens = 0}", 32, 4, 2, 128},
 };
 INSTANTIATE_TEST_SUITE_P(Plans, BlockAttentionCudaTest, ::testing::ValuesIn(kCases));

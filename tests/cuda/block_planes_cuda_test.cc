@@ -39,13 +39,13 @@ class BlockPlanesCudaTest : public ::testing::TestWithParam<Case> {
 };
 
 constexpr Case kCases[] = {
-    {"planes{min_tokens = 0, fine_above = 7, recent = 32}", 8, 2, 128},
-    {"planes{min_tokens = 150, fine_above = 7, recent = 20, sample = 2, keep = 4}", 4, 4, 64},
-    {"planes{n_dense_layers = 1, min_tokens = 0, fine_above = 7, recent = 1, sinks = 0}", 8, 1,
+    {"strata{min_tokens = 0, fine_above = 7, recent = 32}", 8, 2, 128},
+    {"strata{min_tokens = 150, fine_above = 7, recent = 20, sample = 2, keep = 4}", 4, 4, 64},
+    {"strata{n_dense_layers = 1, min_tokens = 0, fine_above = 7, recent = 1, sinks = 0}", 8, 1,
      128},
-    {"planes", 6, 2, 64},
-    {"planes{min_tokens = 0, fine_above = 7, recent = 32, lower = 'host'}", 8, 2, 128},
-    {"planes{min_tokens = 150, fine_above = 7, recent = 20, keep = 4, lower = 'host'}", 4, 4, 64},
+    {"strata", 6, 2, 64},
+    {"strata{min_tokens = 0, fine_above = 7, recent = 32, lower = 'host'}", 8, 2, 128},
+    {"strata{min_tokens = 150, fine_above = 7, recent = 20, keep = 4, lower = 'host'}", 4, 4, 64},
 };
 INSTANTIATE_TEST_SUITE_P(Plans, BlockPlanesCudaTest, ::testing::ValuesIn(kCases));
 

@@ -15,7 +15,7 @@
 namespace kvstrata::cuda {
 namespace {
 
-constexpr char kBits[] = "strata{unit = 32, budget = 64, recent = 48, min_tokens = 0}";
+constexpr char kBits[] = "bits{unit = 32, budget = 64, recent = 48, min_tokens = 0}";
 
 TEST_F(LinkedCuda, DecodesAsDenseAttentionDoes) {
   for (const bool on_gpu : {true, false}) {
@@ -185,9 +185,9 @@ class LinkedCudaPlanes : public LinkedCuda, public ::testing::WithParamInterface
 
 INSTANTIATE_TEST_SUITE_P(
     , LinkedCudaPlanes,
-    ::testing::Values("planes{recent = 4096, min_tokens = 0, keep_raw = \"no\"}",
-                      "planes{lower = \"host\", recent = 4096, min_tokens = 0, keep_raw = \"no\"}",
-                      "planes{lower = \"host\", hot = 32, fine_above = 0.001, skip_below = 0, "
+    ::testing::Values("strata{recent = 4096, min_tokens = 0, keep_raw = \"no\"}",
+                      "strata{lower = \"host\", recent = 4096, min_tokens = 0, keep_raw = \"no\"}",
+                      "strata{lower = \"host\", hot = 32, fine_above = 0.001, skip_below = 0, "
                       "min_tokens = 0, keep_raw = \"no\"}"));
 
 TEST_P(LinkedCudaPlanes, AreAttended) {

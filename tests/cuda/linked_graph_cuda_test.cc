@@ -6,7 +6,7 @@
 namespace kvstrata::cuda {
 namespace {
 
-constexpr char kBits[] = "strata{unit = 32, budget = 64, recent = 48, min_tokens = 0}";
+constexpr char kBits[] = "bits{unit = 32, budget = 64, recent = 48, min_tokens = 0}";
 
 class LinkedCudaGraph : public LinkedCuda, public ::testing::WithParamInterface<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Plans, LinkedCudaGraph,

@@ -10,11 +10,11 @@ namespace kvstrata::cuda {
 namespace {
 
 // Everything by all planes: off by the rounding of eight bits.
-constexpr char kFine[] = "planes{recent = 4096, min_tokens = 0, keep_raw = \"no\"}";
+constexpr char kFine[] = "strata{recent = 4096, min_tokens = 0, keep_raw = \"no\"}";
 constexpr char kFineOnUpper[] =
-    "planes{recent = 4096, min_tokens = 0, keep_raw = \"no\", open_on = \"upper\"}";
+    "strata{recent = 4096, min_tokens = 0, keep_raw = \"no\", open_on = \"upper\"}";
 constexpr char kHostOnUpper[] =
-    "planes{lower = \"host\", hot = 32, fine_above = 0.001, skip_below = 0, min_tokens = 0, "
+    "strata{lower = \"host\", hot = 32, fine_above = 0.001, skip_below = 0, min_tokens = 0, "
     "keep_raw = \"no\", open_on = \"upper\"}";
 constexpr uint32_t kPrompt = 304, kHeld = 288;  // 256 are packed
 constexpr std::chrono::seconds kPatience{60};

@@ -31,7 +31,7 @@ class PlanesPackerCuda : public testing::TestWithParam<Shape> {
           .head_dim = dim,
           .page_tokens = page,
           .dtype = dtype};
-    plan_ = ParsePlan("planes{min_tokens = 0}").value();
+    plan_ = ParsePlan("strata{min_tokens = 0}").value();
     plan_.planes.unit = unit;
     plan_.planes.keep = keep;
     plan_.planes.lower = lower;

@@ -42,7 +42,7 @@ std::string Digest(const char* what) {
 }
 
 // All is attended, most of it by few bits.
-constexpr char kPlanes[] = "planes{recent = 20, min_tokens = 0, keep_raw = \"host\"}";
+constexpr char kPlanes[] = "strata{recent = 20, min_tokens = 0, keep_raw = \"host\"}";
 
 class RecallCuda : public ::testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(

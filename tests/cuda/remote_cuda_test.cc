@@ -16,9 +16,9 @@ constexpr char kTokens[] =
 // Nothing is packed while 24 tokens are decoded, here and below.
 constexpr char kMosaic[] =
     "mosaickv{max_loss = 1, segment = 128, buffer = 64, share = 0.25, min_tokens = 0}";
-constexpr char kPlanes[] = "planes{sample = 2, recent = 20, min_tokens = 0}";
+constexpr char kPlanes[] = "strata{sample = 2, recent = 20, min_tokens = 0}";
 constexpr char kHostPlanes[] =
-    "planes{lower = \"host\", hot = 4, sample = 2, recent = 20, min_tokens = 0}";
+    "strata{lower = \"host\", hot = 4, sample = 2, recent = 20, min_tokens = 0}";
 constexpr int kSteps = 24;
 
 class RemoteCuda : public ::testing::Test {
@@ -34,7 +34,7 @@ INSTANTIATE_TEST_SUITE_P(
     Plans, RemoteCudaPlan,
     ::testing::Values("full", kQuest, kTokens, kMosaic, kPlanes, kHostPlanes,
                       "window{n_sink = 4, n_recent = 64, min_tokens = 0}",
-                      "strata{unit = 32, budget = 64, recent = 48, min_tokens = 0}",
+                      "bits{unit = 32, budget = 64, recent = 48, min_tokens = 0}",
                       "sentencekv{tau = 64, n_obs = 16, start = 4, recent = 16, min_tokens = 0}",
                       "sekv{max_loss = 1, r_max = 8, d_route = 16, local = 30, min_tokens = 0}",
                       "chess{page = 16, pages_per_chunk = 2, chunks_per_grid = 4, window = 2, "

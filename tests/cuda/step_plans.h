@@ -43,24 +43,24 @@ inline constexpr const char* kLongSpans =
     "sekv{max_loss = 1, alpha = 2, r_max = 40, d_route = 64, local = 20, rows = 0, min_tokens = 0, "
     "n_dense_layers = 1}";
 inline constexpr const char* kBits =
-    "strata{unit = 32, sinks = 4, recent = 40, budget = 48, min_tokens = 150}";
+    "bits{unit = 32, sinks = 4, recent = 40, budget = 48, min_tokens = 150}";
 // Groups that are no multiple of 64, the unit of op vote; dense layers; all of it in full at first.
 inline constexpr const char* kThreeBits =
-    "strata{bits = 3, unit = 96, sinks = 7, recent = 96, budget = 30, n_dense_layers = 1, "
+    "bits{bits = 3, unit = 96, sinks = 7, recent = 96, budget = 30, n_dense_layers = 1, "
     "min_tokens "
     "= "
     "0}";
 inline constexpr const char* kFourBits =
-    "strata{bits = 4, unit = 64, sinks = 0, recent = 65, budget = 40, min_tokens = 0}";
+    "bits{bits = 4, unit = 64, sinks = 0, recent = 65, budget = 40, min_tokens = 0}";
 inline constexpr const char* kRuns =
-    "strata{unit = 32, sinks = 4, recent = 40, budget = 48, run = 8, min_tokens = 150}";
+    "bits{unit = 32, sinks = 4, recent = 40, budget = 48, run = 8, min_tokens = 150}";
 // Lists as long as that takes.
 inline constexpr const char* kMissed =
-    "strata{unit = 32, sinks = 4, recent = 40, max_missed = 0.1, min_tokens = 150}";
+    "bits{unit = 32, sinks = 4, recent = 40, max_missed = 0.1, min_tokens = 150}";
 inline constexpr const char* kMissedLimited =
-    "strata{unit = 64, sinks = 0, recent = 65, max_missed = 0.01, budget = 70, min_tokens = 0}";
+    "bits{unit = 64, sinks = 0, recent = 65, max_missed = 0.01, budget = 70, min_tokens = 0}";
 inline constexpr const char* kMissedRuns =
-    "strata{unit = 32, sinks = 0, recent = 33, max_missed = 0.1, run = 4, min_tokens = 0}";
+    "bits{unit = 32, sinks = 0, recent = 33, max_missed = 0.1, run = 4, min_tokens = 0}";
 inline constexpr const char* kPlans[] = {"full",
                                          kWindow,
                                          kQuest,
@@ -100,36 +100,36 @@ inline constexpr const char* kFullPacked =
     "min_tokens = 150}";
 // Codec planes. Weights are seldom near limits that are high: what is decided there shows.
 inline constexpr const char* kPlanes =
-    "planes{fine_above = 8, sample = 2, sinks = 5, recent = 20, min_tokens = 150}";
+    "strata{fine_above = 8, sample = 2, sinks = 5, recent = 20, min_tokens = 150}";
 inline constexpr const char* kFourBitPlanes =
-    "planes{keep = 4, fine_above = 8, skip_below = 0, sample = 1, sinks = 0, recent = 1, "
+    "strata{keep = 4, fine_above = 8, skip_below = 0, sample = 1, sinks = 0, recent = 1, "
     "n_dense_layers = 1, min_tokens = 0}";
 // Lower planes in the host's memory: with copies of as many rows as may be fine, of few, of none.
 inline constexpr const char* kHostPlanes =
-    "planes{lower = \"host\", hot = 32, fine_above = 8, sample = 2, sinks = 5, recent = 20, "
+    "strata{lower = \"host\", hot = 32, fine_above = 8, sample = 2, sinks = 5, recent = 20, "
     "min_tokens = 150}";
 inline constexpr const char* kFewHotPlanes =
-    "planes{lower = \"host\", hot = 4, keep = 4, fine_above = 8, skip_below = 0, sample = 1, "
+    "strata{lower = \"host\", hot = 4, keep = 4, fine_above = 8, skip_below = 0, sample = 1, "
     "sinks = 0, recent = 1, n_dense_layers = 1, min_tokens = 0}";
 inline constexpr const char* kColdPlanes =
-    "planes{lower = \"host\", hot = 0, recent = 4096, min_tokens = 0}";
+    "strata{lower = \"host\", hot = 0, recent = 4096, min_tokens = 0}";
 // Lower planes may come later.
 inline constexpr const char* kUpperPlanes =
-    "planes{fine_above = 8, sample = 2, sinks = 5, recent = 20, min_tokens = 150, keep_raw = "
+    "strata{fine_above = 8, sample = 2, sinks = 5, recent = 20, min_tokens = 150, keep_raw = "
     "\"no\", open_on = \"upper\"}";
 inline constexpr const char* kUpperFourBitPlanes =
-    "planes{keep = 4, fine_above = 8, skip_below = 0, sample = 1, n_dense_layers = 1, min_tokens = "
+    "strata{keep = 4, fine_above = 8, skip_below = 0, sample = 1, n_dense_layers = 1, min_tokens = "
     "0, keep_raw = \"no\", open_on = \"upper\"}";
 inline constexpr const char* kUpperHostPlanes =
-    "planes{lower = \"host\", hot = 32, fine_above = 8, sample = 2, sinks = 5, recent = 20, "
+    "strata{lower = \"host\", hot = 32, fine_above = 8, sample = 2, sinks = 5, recent = 20, "
     "min_tokens = 150, keep_raw = \"no\", open_on = \"upper\"}";
 // By a share of the tokens. A near-tie's two tokens weigh the same, so either makes the output.
 inline constexpr const char* kSharePlanes =
-    "planes{share = 0.3, sinks = 5, recent = 20, min_tokens = 150}";
+    "strata{share = 0.3, sinks = 5, recent = 20, min_tokens = 150}";
 inline constexpr const char* kHostSharePlanes =
-    "planes{lower = \"host\", hot = 32, keep = 4, share = 0.1, skip_below = 0, sinks = 0, recent = "
+    "strata{lower = \"host\", hot = 32, keep = 4, share = 0.1, skip_below = 0, sinks = 0, recent = "
     "1, n_dense_layers = 1, min_tokens = 0}";
 // Everything by all planes.
-inline constexpr const char* kFinePlanes = "planes{recent = 4096, min_tokens = 0}";
+inline constexpr const char* kFinePlanes = "strata{recent = 4096, min_tokens = 0}";
 
 }  // namespace kvstrata::cuda

@@ -10,8 +10,8 @@
 
 #include "gtest/gtest.h"
 #include "kernels/codec/codec.h"
-#include "kernels/plans/planes/gpu/mid_cell_run.h"
-#include "kernels/plans/planes/planes_layout.h"
+#include "kernels/plans/strata/gpu/mid_cell_run.h"
+#include "kernels/plans/strata/planes_layout.h"
 #include "tests/cuda/device_array.h"
 #include "tests/cuda/page_locked_bytes.h"
 

@@ -20,9 +20,9 @@ constexpr uint32_t kPage = 16;
 constexpr uint32_t kPrompt = 40 * kPage + 5;  // 10 groups: extents of 8, 1 and 1
 constexpr uint32_t kPacked = 640;
 constexpr int kPatienceMs = 60'000;
-constexpr const char* kWaits = "planes{min_tokens = 0, keep_raw = \"no\", sample = 2}";
+constexpr const char* kWaits = "strata{min_tokens = 0, keep_raw = \"no\", sample = 2}";
 constexpr const char* kOpensOnUpper =
-    "planes{min_tokens = 0, keep_raw = \"no\", sample = 2, open_on = \"upper\"}";
+    "strata{min_tokens = 0, keep_raw = \"no\", sample = 2, open_on = \"upper\"}";
 // Between 8 groups of upper runs and 8 groups of lower ones, of the toy model's 4 (layer, KV head).
 constexpr size_t kAllUpperAndNoLower = 120'000;
 

@@ -46,9 +46,9 @@ constexpr const char* kSpans =
     "sekv{max_loss = 1, min_tokens = 0, rows = 120, local = 32, keep_raw = \"host\"}";
 constexpr const char* kSpansAlone =
     "sekv{max_loss = 1, min_tokens = 0, rows = 120, local = 32, keep_raw = \"no\"}";
-constexpr const char* kPlanes = "planes{min_tokens = 0, keep_raw = \"host\"}";
-constexpr const char* kPlanesAlone = "planes{min_tokens = 0, fine_above = 2, keep_raw = \"no\"}";
-constexpr const char* kLowerOnHost = "planes{min_tokens = 0, lower = \"host\", keep_raw = \"no\"}";
+constexpr const char* kPlanes = "strata{min_tokens = 0, keep_raw = \"host\"}";
+constexpr const char* kPlanesAlone = "strata{min_tokens = 0, fine_above = 2, keep_raw = \"no\"}";
+constexpr const char* kLowerOnHost = "strata{min_tokens = 0, lower = \"host\", keep_raw = \"no\"}";
 constexpr const char* kSentences =
     "sentencekv{min_tokens = 0, tau = 64, n_obs = 32, start = 4, recent = 32}";
 
@@ -65,7 +65,7 @@ const PersistCase kRaw[] = {
     {"Sentencekv", kSentences, (kPrompt - 32) / kPage* kPage, false, true},
     {"Chess", "chess{min_tokens = 0}", kUsable, false, true},
     {"Quest", "quest{min_tokens = 0, budget = 128}", kUsable, false, true},
-    {"Bits", "strata{min_tokens = 0, budget = 128}", kUsable, false, true},
+    {"Bits", "bits{min_tokens = 0, budget = 128}", kUsable, false, true},
 };
 std::string NameOf(const ::testing::TestParamInfo<PersistCase>& info) { return info.param.name; }
 

@@ -32,7 +32,7 @@ const RemoteCase kCases[] = {
     {"MosaickvWithoutRawPages",
      "mosaickv{max_loss = 1, min_tokens = 0, segment = 256, buffer = 16, keep_raw = \"no\"}",
      "reused", true},
-    {"PlanesWithoutRawPages", "planes{min_tokens = 0, keep_raw = \"no\"}", "reused", true},
+    {"PlanesWithoutRawPages", "strata{min_tokens = 0, keep_raw = \"no\"}", "reused", true},
 };
 
 class RemoteTest : public ::testing::TestWithParam<RemoteCase> {

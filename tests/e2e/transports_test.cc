@@ -84,7 +84,7 @@ TEST_P(TransportsTest, SameBits) {
 INSTANTIATE_TEST_SUITE_P(
     Plans, TransportsTest,
     ::testing::Values("full", "window{n_sink = 4, n_recent = 60, min_tokens = 0}",
-                      "quest{budget = 128, min_tokens = 0}", "strata{budget = 128, min_tokens = 0}",
+                      "quest{budget = 128, min_tokens = 0}", "bits{budget = 128, min_tokens = 0}",
                       "chess{page = 16, pages_per_chunk = 3, chunks_per_grid = 3, window = 3, "
                       "rho = [0.6, 0.6, 0.5], thresholds = [0.9, 0.0], min_tokens = 0}"));
 

@@ -29,10 +29,10 @@ constexpr Case kCases[] = {
     {"quest{budget = 64, min_tokens = 150}", 128},
     {"quest{budget = 32, page = 8, n_sink = 8, n_recent = 8, min_tokens = 0}", 16},
     {"quest{budget = 64, group = \"softmax\", n_dense_layers = 1, min_tokens = 0}", 64},
-    {"strata{budget = 40, min_tokens = 0}", 64},
-    {"strata{budget = 24, unit = 32, recent = 32, bits = 3, min_tokens = 0}", 128},
+    {"bits{budget = 40, min_tokens = 0}", 64},
+    {"bits{budget = 24, unit = 32, recent = 32, bits = 3, min_tokens = 0}", 128},
     {"quest{budget = 64, score = \"deviation\", min_tokens = 0}", 32},
-    {"strata{budget = 40, run = 8, min_tokens = 0}", 64},
+    {"bits{budget = 40, run = 8, min_tokens = 0}", 64},
     {"tokenselect{k = 30, n_init = 8, n_local = 16, min_tokens = 0}", 32},
 };
 INSTANTIATE_TEST_SUITE_P(Plans, BlockAttentionTest, ::testing::ValuesIn(kCases));
@@ -83,11 +83,10 @@ TEST(BlockAttentionErrors, NameFieldAndValue) {
 }
 
 TEST(BlockAttentionErrors, PlansThatAreNotServed) {
-  for (const char* plan :
-       {"chess", "sekv", "sentencekv", "mosaickv", "strata{max_missed = 0.01}"}) {
+  for (const char* plan : {"chess", "sekv", "sentencekv", "mosaickv", "bits{max_missed = 0.01}"}) {
     EXPECT_THAT(WhyNot(SmallShape(), plan), ::testing::HasSubstr("BLOCK_PLAN: plan")) << plan;
   }
-  EXPECT_THAT(WhyNot(SmallShape(), "strata"),
+  EXPECT_THAT(WhyNot(SmallShape(), "bits"),
               ::testing::HasSubstr("BLOCK_TOKENS: a block has 16 tokens"));
 }
 

@@ -13,12 +13,12 @@ namespace kvstrata {
 namespace {
 
 constexpr const char* kPlans[] = {
-    "planes{min_tokens = 0, fine_above = 7, recent = 32}",
-    "planes{min_tokens = 150, fine_above = 7, recent = 20, sample = 2, keep = 4}",
-    "planes{n_dense_layers = 1, min_tokens = 0, fine_above = 7, recent = 1, sinks = 0}",
-    "planes{min_tokens = 150, fine_above = 7, recent = 20, sample = 2, lower = 'host'}",
-    "planes{min_tokens = 0, fine_above = 7, recent = 32, keep = 4, lower = 'host', hot = 0}",
-    "planes{min_tokens = 0, fine_above = 2, recent = 1, sinks = 0, lower = 'host', hot = 32}",
+    "strata{min_tokens = 0, fine_above = 7, recent = 32}",
+    "strata{min_tokens = 150, fine_above = 7, recent = 20, sample = 2, keep = 4}",
+    "strata{n_dense_layers = 1, min_tokens = 0, fine_above = 7, recent = 1, sinks = 0}",
+    "strata{min_tokens = 150, fine_above = 7, recent = 20, sample = 2, lower = 'host'}",
+    "strata{min_tokens = 0, fine_above = 7, recent = 32, keep = 4, lower = 'host', hot = 0}",
+    "strata{min_tokens = 0, fine_above = 2, recent = 1, sinks = 0, lower = 'host', hot = 32}",
 };
 
 class BlockPlanesTest : public ::testing::TestWithParam<const char*> {
@@ -65,40 +65,40 @@ std::string WhyNot(const BlockPlanesShape& shape, std::string_view plan) {
 
 TEST(BlockPlanesErrors, NameFieldAndValue) {
   using ::testing::HasSubstr;
-  EXPECT_EQ(WhyNot(SmallShape(), "planes"), "");
+  EXPECT_EQ(WhyNot(SmallShape(), "strata"), "");
   BlockPlanesShape shape = SmallShape();
   shape.block_stride -= 32;
-  EXPECT_THAT(WhyNot(shape, "planes"), HasSubstr("BLOCK_SHAPE: block_stride = 34272"));
+  EXPECT_THAT(WhyNot(shape, "strata"), HasSubstr("BLOCK_SHAPE: block_stride = 34272"));
   shape = SmallShape();
   shape.slots = 0;
-  EXPECT_THAT(WhyNot(shape, "planes"), HasSubstr("BLOCK_SHAPE: slots = 0"));
+  EXPECT_THAT(WhyNot(shape, "strata"), HasSubstr("BLOCK_SHAPE: slots = 0"));
   shape = SmallShape();
   shape.max_rows = 70000;
-  EXPECT_THAT(WhyNot(shape, "planes"), HasSubstr("BLOCK_SHAPE: max_rows = 70000"));
+  EXPECT_THAT(WhyNot(shape, "strata"), HasSubstr("BLOCK_SHAPE: max_rows = 70000"));
   shape = SmallShape();
   shape.max_tokens = 0;
-  EXPECT_THAT(WhyNot(shape, "planes"), HasSubstr("BLOCK_SHAPE: max_tokens = 0"));
+  EXPECT_THAT(WhyNot(shape, "strata"), HasSubstr("BLOCK_SHAPE: max_tokens = 0"));
   shape = SmallShape();
   shape.geometry.dtype = DType::kF32;
-  EXPECT_THAT(WhyNot(shape, "planes"), HasSubstr("BLOCK_SHAPE: dtype = f32"));
+  EXPECT_THAT(WhyNot(shape, "strata"), HasSubstr("BLOCK_SHAPE: dtype = f32"));
 }
 
 TEST(BlockPlanesErrors, PlansThatAreNotServed) {
   using ::testing::StartsWith;
   BlockPlanesShape shape = SmallShape();
   EXPECT_THAT(WhyNot(shape, "quest"), StartsWith("BLOCK_PLAN: plan \"quest\""));
-  EXPECT_THAT(WhyNot(shape, "planes{share = 0.05}"), StartsWith("BLOCK_PLAN: share = 0.05"));
-  EXPECT_THAT(WhyNot(shape, "planes{unit = 128}"), StartsWith("BLOCK_PLAN: unit = 128"));
+  EXPECT_THAT(WhyNot(shape, "strata{share = 0.05}"), StartsWith("BLOCK_PLAN: share = 0.05"));
+  EXPECT_THAT(WhyNot(shape, "strata{unit = 128}"), StartsWith("BLOCK_PLAN: unit = 128"));
   shape.geometry.head_dim = 256;
-  EXPECT_THAT(WhyNot(shape, "planes"), StartsWith("BLOCK_PLAN: head_dim = 256"));
+  EXPECT_THAT(WhyNot(shape, "strata"), StartsWith("BLOCK_PLAN: head_dim = 256"));
   shape = SmallShape();
   shape.geometry.query_heads = 32;
-  EXPECT_THAT(WhyNot(shape, "planes"), StartsWith("BLOCK_PLAN: 16 query heads a KV head"));
+  EXPECT_THAT(WhyNot(shape, "strata"), StartsWith("BLOCK_PLAN: 16 query heads a KV head"));
 }
 
 TEST(BlockPlanesErrors, CallsOutOfOrder) {
   const cuda::CudaOps ops = testing::PlanesOps();
-  auto planes = BlockPlanes::Make(ParsePlan("planes").value(), SmallShape(), ops).value();
+  auto planes = BlockPlanes::Make(ParsePlan("strata").value(), SmallShape(), ops).value();
   EXPECT_EQ(planes->Begin({}, nullptr).reason(), "BLOCK_UNBOUND");
   const uint64_t odd[] = {64, 80};
   EXPECT_EQ(planes->Bind(odd, &planes).reason(), "BLOCK_LAYERS");
@@ -124,12 +124,12 @@ TEST(BlockPlanesErrors, LowerRunsThatAreNotBound) {
   const cuda::CudaOps ops = testing::PlanesOps();
   const auto made = [&](std::string_view plan) {
     BlockPlanesShape shape = SmallShape();
-    shape.block_stride = 2 * 64 * (plan == "planes" ? 268 : 102);
+    shape.block_stride = 2 * 64 * (plan == "strata" ? 268 : 102);
     return BlockPlanes::Make(ParsePlan(plan).value(), shape, ops).value();
   };
   const uint64_t layers[] = {64, 128}, odd[] = {64, 80};
-  EXPECT_EQ(made("planes")->BindLower(layers).reason(), "BLOCK_LAYERS");  // they are in blocks
-  const auto planes = made("planes{lower = 'host'}");
+  EXPECT_EQ(made("strata")->BindLower(layers).reason(), "BLOCK_LAYERS");  // they are in blocks
+  const auto planes = made("strata{lower = 'host'}");
   std::vector<std::byte> workspace(static_cast<size_t>(planes->workspace_bytes()));
   ASSERT_TRUE(planes->Bind(layers, workspace.data()).ok());
   EXPECT_EQ(planes->Begin({}, nullptr).reason(), "BLOCK_UNBOUND");
@@ -146,19 +146,19 @@ TEST(BlockPlanesForms, AreThoseOfThePage) {
     const BlockPlanesForm made = BlockPlanes::FormOf(ParsePlan(plan).value(), g).value();
     return std::pair(made.token_bytes, made.slot_bytes);
   };
-  EXPECT_EQ(form("planes", llama), std::pair(int64_t{268}, int64_t{8} << 20));
-  EXPECT_EQ(form("planes{keep = 4}", llama), std::pair(int64_t{140}, int64_t{8} << 20));
+  EXPECT_EQ(form("strata", llama), std::pair(int64_t{268}, int64_t{8} << 20));
+  EXPECT_EQ(form("strata{keep = 4}", llama), std::pair(int64_t{140}, int64_t{8} << 20));
   Geometry small = llama;
   small.head_dim = 64;
-  EXPECT_EQ(form("planes", small), std::pair(int64_t{136}, int64_t{4} << 20));
+  EXPECT_EQ(form("strata", small), std::pair(int64_t{136}, int64_t{4} << 20));
   const auto on_host = [](std::string_view plan, const Geometry& g) {
     const BlockPlanesForm made = BlockPlanes::FormOf(ParsePlan(plan).value(), g).value();
     return std::pair(made.token_bytes, made.lower_token_bytes);
   };
   using Bytes = std::pair<int64_t, int64_t>;
-  EXPECT_EQ(on_host("planes{lower = 'host', hot = 0}", llama), Bytes(76, 192));
-  EXPECT_EQ(on_host("planes{lower = 'host'}", llama), Bytes(102, 192));
-  EXPECT_EQ(on_host("planes{lower = 'host', hot = 4, keep = 4}", small), Bytes(44, 32));
+  EXPECT_EQ(on_host("strata{lower = 'host', hot = 0}", llama), Bytes(76, 192));
+  EXPECT_EQ(on_host("strata{lower = 'host'}", llama), Bytes(102, 192));
+  EXPECT_EQ(on_host("strata{lower = 'host', hot = 4, keep = 4}", small), Bytes(44, 32));
 }
 
 }  // namespace

@@ -34,10 +34,10 @@ int32_t OnCpu(const std::string& plan) {
 
 TEST(BreakEven, IsWhereSelectingBeginsToSave) {
   for (const char* text :
-       {"window", "quest", "quest{group = \"softmax\"}", "strata", "strata{codec = \"packed\"}",
+       {"window", "quest", "quest{group = \"softmax\"}", "bits", "bits{codec = \"packed\"}",
         "chess", "tokenselect", "sentencekv", "sekv", "mosaickv", "quest{codec = \"packed\"}",
         "sentencekv{codec = \"lowrank\"}", "full{codec = \"packed\"}", "quest{rest = \"mean\"}",
-        "{selector = \"block\", codec = \"raw\"}", "planes"}) {
+        "{selector = \"block\", codec = \"raw\"}", "strata"}) {
     for (const StepsOn where : {StepsOn::kCpu, StepsOn::kGpu}) {
       for (const int batch : {1, 8, 64}) {
         SCOPED_TRACE(std::string(text) +
@@ -58,7 +58,7 @@ TEST(BreakEven, IsWhereSelectingBeginsToSave) {
 
 // Kernels are paid once a batch, a CPU's work for every sequence.
 TEST(BreakEven, ComesSoonerInLargeBatchesOnAGpu) {
-  for (const char* plan : {"quest", "strata", "tokenselect", "sentencekv", "mosaickv"}) {
+  for (const char* plan : {"quest", "bits", "tokenselect", "sentencekv", "mosaickv"}) {
     Plan one = Parsed(plan), many = one;
     many.batch = 8;
     EXPECT_LT(BreakEvenTokens(many, Llama(), StepsOn::kGpu),
@@ -74,8 +74,8 @@ TEST(BreakEven, GrowsWithWhatAPlanReads) {
   EXPECT_LT(OnGpu("quest{budget = 1024}"), OnGpu("quest{budget = 4096}"));
   EXPECT_LT(OnGpu("quest{page = 32}"), OnGpu("quest{page = 4}"));
   EXPECT_LT(OnGpu("quest"), OnGpu("quest{rest = \"mean\"}"));
-  EXPECT_LT(OnGpu("strata"), OnGpu("strata{bits = 4}"));
-  EXPECT_LT(OnCpu("strata{budget = 1024}"), OnCpu("strata"));
+  EXPECT_LT(OnGpu("bits"), OnGpu("bits{bits = 4}"));
+  EXPECT_LT(OnCpu("bits{budget = 1024}"), OnCpu("bits"));
   EXPECT_LT(OnGpu("tokenselect{k = 256}"), OnGpu("tokenselect"));
   EXPECT_LT(OnGpu("sentencekv"), OnGpu("sentencekv{tau = 4096}"));
   EXPECT_LT(OnCpu("mosaickv"), OnCpu("mosaickv{share = 0.6}"));

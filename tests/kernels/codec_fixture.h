@@ -8,9 +8,9 @@
 #include <cmath>
 
 #include "kernels/plans/mosaickv/packed.h"
-#include "kernels/plans/planes/planes.h"
 #include "kernels/plans/sekv/lowrank.h"
 #include "kernels/plans/sekv/span_parameters.h"
+#include "kernels/plans/strata/planes.h"
 #include "tests/kernels/held_sequence.h"
 
 namespace kvstrata {

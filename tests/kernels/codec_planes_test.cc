@@ -3,7 +3,7 @@
 // groups and raw rows, held to ops that are called by hand.
 #include "kernels/ops/attend_planes/attend_planes.h"
 #include "kernels/ops/pack_planes/pack_planes.h"
-#include "kernels/plans/planes/planes_recompressor.h"
+#include "kernels/plans/strata/planes_recompressor.h"
 #include "kernels/select/notice.h"
 #include "tests/kernels/codec_fixture.h"
 

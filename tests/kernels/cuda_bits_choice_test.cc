@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which ops choose for `strata` on a GPU: pick_bits where lists are long and many, vote and pick
+// Which ops choose for `bits` on a GPU: pick_bits where lists are long and many, vote and pick
 // elsewhere, always, vote, take and pick with max_missed. On a table of ops that is a GPU in host
 // memory.
 #include "kernels/step/gpu/cuda_step.h"
@@ -112,7 +112,7 @@ class CudaBitsChoice : public ::testing::Test {
   }
 
   Geometry g_{.layers = 1, .query_heads = 32, .kv_heads = 8, .head_dim = 64};
-  const Plan plan_ = PlanOf("strata{budget = 96, min_tokens = 0}");
+  const Plan plan_ = PlanOf("bits{budget = 96, min_tokens = 0}");
   Inputs in_{g_, kPrompt + 2, 71};
   CodecSequence sequence_{plan_, g_, in_};
   SequenceState state_{g_, plan_, kPrompt, kPrompt};
@@ -136,7 +136,7 @@ TEST_F(CudaBitsChoice, IsVoteAndPickWhereTheOpIsNot) {
 }
 
 TEST_F(CudaBitsChoice, MaxMissedHasListsOfItsOwnBesideOnePass) {
-  SequenceState missed(g_, PlanOf("strata{max_missed = 0.01, min_tokens = 0}"), kPrompt, kPrompt);
+  SequenceState missed(g_, PlanOf("bits{max_missed = 0.01, min_tokens = 0}"), kPrompt, kPrompt);
   ASSERT_TRUE(missed.ClosePrompt().ok());
   ASSERT_TRUE(missed.Refresh(view_).ok());
   const cuda::CudaOps ops = Ops(true);
@@ -153,7 +153,7 @@ TEST_F(CudaBitsChoice, MaxMissedHasListsOfItsOwnBesideOnePass) {
 
 // Op pick has an eighth of what a vote makes sums of to choose among.
 TEST_F(CudaBitsChoice, RunsHaveListsOfTheirOwnBesideOnePass) {
-  SequenceState runs(g_, PlanOf("strata{run = 8, budget = 97, min_tokens = 0}"), kPrompt, kPrompt);
+  SequenceState runs(g_, PlanOf("bits{run = 8, budget = 97, min_tokens = 0}"), kPrompt, kPrompt);
   ASSERT_TRUE(runs.ClosePrompt().ok());
   ASSERT_TRUE(runs.Refresh(view_).ok());
   const cuda::CudaOps ops = Ops(true);

@@ -3,7 +3,7 @@
 // does: tables, lengths, which layers and members attend in full. The kernels:
 // tests/cuda/cuda_step_planes_test.cc.
 #include "kernels/ops/pack_planes/plane_digits.h"
-#include "kernels/plans/planes/gpu/mid_cell_run.h"
+#include "kernels/plans/strata/gpu/mid_cell_run.h"
 #include "kernels/step/gpu/cuda_step.h"
 #include "kernels/step/gpu/memory/cuda_hot_rows.h"
 #include "tests/fakes/planes_gpu.h"
@@ -15,25 +15,25 @@ namespace {
 constexpr uint64_t kSeed = 71;
 constexpr int32_t kTokens = 700;
 constexpr char kPlan[] =
-    "planes{fine_above = 3, sample = 2, sinks = 5, recent = 20, n_dense_layers = 1, min_tokens = "
+    "strata{fine_above = 3, sample = 2, sinks = 5, recent = 20, n_dense_layers = 1, min_tokens = "
     "300}";
 
-constexpr char kShare[] = "planes{share = 0.2, sinks = 5, recent = 20, min_tokens = 300}";
+constexpr char kShare[] = "strata{share = 0.2, sinks = 5, recent = 20, min_tokens = 300}";
 
 constexpr char kLowerOnHost[] =
-    "planes{fine_above = 3, sample = 2, sinks = 5, recent = 20, lower = \"host\", min_tokens = "
+    "strata{fine_above = 3, sample = 2, sinks = 5, recent = 20, lower = \"host\", min_tokens = "
     "300}";
 
 constexpr char kOpensOnUpper[] =
-    "planes{fine_above = 3, sample = 2, sinks = 5, recent = 20, n_dense_layers = 1, min_tokens = "
+    "strata{fine_above = 3, sample = 2, sinks = 5, recent = 20, n_dense_layers = 1, min_tokens = "
     "300, keep_raw = \"no\", open_on = \"upper\"}";
 
 constexpr char kOpensOnFourBits[] =
-    "planes{keep = 4, fine_above = 3, skip_below = 0, sample = 2, min_tokens = 300, keep_raw = "
+    "strata{keep = 4, fine_above = 3, skip_below = 0, sample = 2, min_tokens = 300, keep_raw = "
     "\"no\", open_on = \"upper\"}";
 
 constexpr char kOpensOnUpperAndHost[] =
-    "planes{fine_above = 3, sample = 2, sinks = 5, recent = 20, lower = \"host\", min_tokens = "
+    "strata{fine_above = 3, sample = 2, sinks = 5, recent = 20, lower = \"host\", min_tokens = "
     "300, keep_raw = \"no\", open_on = \"upper\"}";
 
 // The codec's half of a plan; it seals from the first group on.
@@ -321,7 +321,7 @@ TEST(MidCellRun, CountsAsPlaneZeroAloneButForHalfOfAStep) {
 
 // Several new tokens attend everything by all planes: as under a plan that does.
 TEST_F(CudaPlanesTest, SeveralNewTokensAttendInFull) {
-  Add("planes{recent = 4096, min_tokens = 0}", 300);
+  Add("strata{recent = 4096, min_tokens = 0}", 300);
   members_[0]->sequence.Settle();
   ASSERT_NO_FATAL_FAILURE(Run({7}));
   // The GPU's half of another plan answers the same.

@@ -22,7 +22,7 @@ TEST(PlanNeeds, AreThoseOfSelectorAndCodec) {
   constexpr uint32_t kPrompt = kNeedTokenIds | kNeedPrefillDone;
   EXPECT_EQ(Needs("full"), kNeedTokenIds);
   EXPECT_EQ(Needs(R"({selector = "full", codec = "packed"})"), kPrompt);
-  for (const char* plan : {"window", "quest", "strata", "tokenselect", "mosaickv"}) {
+  for (const char* plan : {"window", "quest", "bits", "tokenselect", "mosaickv"}) {
     EXPECT_EQ(Needs(plan), kPrompt) << plan;
   }
   EXPECT_EQ(Needs("chess"), kPrompt | kNeedEntropy);

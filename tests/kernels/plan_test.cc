@@ -179,7 +179,7 @@ TEST(Plan, OptionsOfOurOwnAreSet) {
   EXPECT_TRUE(quest.minmax.group_softmax);
   EXPECT_FALSE(quest.minmax.deviation);
   EXPECT_TRUE(MustParse("quest{score = \"deviation\"}").minmax.deviation);
-  EXPECT_EQ(MustParse("strata{run = 8}").bits.run, 8);
+  EXPECT_EQ(MustParse("bits{run = 8}").bits.run, 8);
   const Plan chess = MustParse("chess{rest = \"mean\", tree = true, centred = true}");
   EXPECT_EQ(chess.index.rest, RestKind::kMean);
   EXPECT_TRUE(chess.cascade.tree && chess.cascade.centred);
@@ -336,14 +336,14 @@ constexpr std::string_view kStarts[] = {"full",
                                         "sentencekv",
                                         "sekv",
                                         "mosaickv",
+                                        "bits",
                                         "strata",
-                                        "planes",
                                         "full{codec = 'packed'}",
                                         "window{codec = 'packed'}",
                                         "quest{codec = 'packed'}",
                                         "chess{codec = 'packed'}",
                                         "tokenselect{codec = 'packed'}",
-                                        "strata{codec = 'packed'}",
+                                        "bits{codec = 'packed'}",
                                         "sentencekv{codec = 'lowrank'}",
                                         "mosaickv{codec = 'raw'}"};
 
@@ -449,7 +449,7 @@ TEST(Plan, FormatWritesEveryOption) {
 TEST(Plan, EveryPresetIsDescribedAndParses) {
   EXPECT_THAT(PresetNames(),
               ::testing::ElementsAre("full", "window", "quest", "chess", "tokenselect",
-                                     "sentencekv", "sekv", "mosaickv", "strata", "planes"));
+                                     "sentencekv", "sekv", "mosaickv", "bits", "strata"));
   for (const std::string_view name : PresetNames()) {
     EXPECT_FALSE(DescribePreset(name).empty()) << name;
     EXPECT_EQ(MustParse(name).name, name);
@@ -485,7 +485,7 @@ TEST(Plan, KeysBeforeRotaryEmbeddingRuleOutWhatCannotRotateThem) {
     EXPECT_EQ(status.reason(), "PLAN_UNIMPLEMENTED") << plan;
     EXPECT_THAT(status.message(), HasSubstr("keys_pre_rope = 1")) << plan;
   }
-  const Status bits = CheckGeometry(MustParse("strata"), g);
+  const Status bits = CheckGeometry(MustParse("bits"), g);
   EXPECT_EQ(bits.reason(), "PLAN_COMBINATION");
   EXPECT_THAT(bits.message(), HasSubstr("keys_pre_rope = 0"));
   EXPECT_THAT(bits.message(), HasSubstr("tokenselect"));
@@ -521,10 +521,10 @@ TEST(Plan, IndexFollowsTheSegmenter) {
   const IndexLayout block = IndexOf(MustParse("{selector = 'block', codec = 'raw', page = 8}"), g);
   EXPECT_EQ(block.kind, IndexLayout::Kind::kMean);
   EXPECT_EQ(block.levels[0].unit_tokens, 8);
-  const IndexLayout bits = IndexOf(MustParse("strata{bits = 3, unit = 32}"), g);
+  const IndexLayout bits = IndexOf(MustParse("bits{bits = 3, unit = 32}"), g);
   EXPECT_EQ(bits.kind, IndexLayout::Kind::kBits);
   EXPECT_EQ(bits.group(), (QuantisedGroup{64, 3, 32}));
-  EXPECT_EQ(IndexShare(MustParse("strata")), 2.0 / 32 + 1.0 / 64);
+  EXPECT_EQ(IndexShare(MustParse("bits")), 2.0 / 32 + 1.0 / 64);
   EXPECT_EQ(IndexShare(MustParse("quest")), 1.0 / 16);
   EXPECT_EQ(IndexShare(MustParse("tokenselect")), 0);
   for (const char* text : {"tokenselect", "sentencekv", "sekv", "mosaickv"}) {

@@ -59,33 +59,33 @@ constexpr Written kTexts[] = {
      "n_dense_layers = 0, share = 0.1, group = \"max\", strategy = \"fixed\", keep = "
      "0, neighbours = 1, block = 8, truncate = true, segment = 65536, buffer = 32, "
      "closing = \"loss\", close_loss = 256.0, max_loss = 0.3, keep_raw = \"auto\"}"},
-    {"strata",
-     "strata{codec = \"raw\", tier = \"device\", min_tokens = 4096, n_dense_layers = 0, "
+    {"bits",
+     "bits{codec = \"raw\", tier = \"device\", min_tokens = 4096, n_dense_layers = 0, "
      "bits = 2, unit = 64, sinks = 4, recent = 64, budget = 2048}"},
-    {"strata{max_missed = 0.01}",
-     "strata{codec = \"raw\", tier = \"device\", min_tokens = 4096, n_dense_layers = 0, "
+    {"bits{max_missed = 0.01}",
+     "bits{codec = \"raw\", tier = \"device\", min_tokens = 4096, n_dense_layers = 0, "
      "bits = 2, unit = 64, sinks = 4, recent = 64, max_missed = 0.01, budget = \"all\"}"},
-    {"planes",
-     "planes{codec = \"planes\", tier = \"device\", min_tokens = 4096, n_dense_layers = 0, "
+    {"strata",
+     "strata{codec = \"planes\", tier = \"device\", min_tokens = 4096, n_dense_layers = 0, "
      "fine_above = 8.0, skip_below = 2.0, sample = 16, sinks = 4, recent = 64, keep = 8, "
      "unit = 64, keep_raw = \"auto\"}"},
-    {"planes{keep = 4, unit = 128, share = 0.05}",
-     "planes{codec = \"planes\", tier = \"device\", min_tokens = 4096, n_dense_layers = 0, "
+    {"strata{keep = 4, unit = 128, share = 0.05}",
+     "strata{codec = \"planes\", tier = \"device\", min_tokens = 4096, n_dense_layers = 0, "
      "share = 0.05, skip_below = 2.0, run = 1, sample = 1, sinks = 4, recent = 64, keep = 4, "
      "unit = 128, keep_raw = \"auto\"}"},
-    {"planes{lower = 'host', hot = 4}",
-     "planes{codec = \"planes\", tier = \"device\", min_tokens = 4096, n_dense_layers = 0, "
+    {"strata{lower = 'host', hot = 4}",
+     "strata{codec = \"planes\", tier = \"device\", min_tokens = 4096, n_dense_layers = 0, "
      "fine_above = 8.0, skip_below = 2.0, sample = 16, sinks = 4, recent = 64, keep = 8, "
      "unit = 64, lower = \"host\", hot = 4, keep_raw = \"auto\"}"},
-    {"strata{run = 8}",
-     "strata{codec = \"raw\", tier = \"device\", min_tokens = 4096, n_dense_layers = 0, "
+    {"bits{run = 8}",
+     "bits{codec = \"raw\", tier = \"device\", min_tokens = 4096, n_dense_layers = 0, "
      "bits = 2, unit = 64, sinks = 4, recent = 64, run = 8, budget = 2048}"},
     {"quest{score = 'deviation'}",
      "quest{codec = \"raw\", tier = \"device\", min_tokens = 4096, n_dense_layers = "
      "0, compact = false, n_sink = 0, n_recent = 1, page = 16, budget = 2048, group = "
      "\"max\", score = \"deviation\", rest = \"drop\"}"},
-    {"strata{budget = 512, max_missed = 0.01}",
-     "strata{codec = \"raw\", tier = \"device\", min_tokens = 4096, n_dense_layers = 0, "
+    {"bits{budget = 512, max_missed = 0.01}",
+     "bits{codec = \"raw\", tier = \"device\", min_tokens = 4096, n_dense_layers = 0, "
      "bits = 2, unit = 64, sinks = 4, recent = 64, max_missed = 0.01, budget = 512}"},
     {"{selector = 'full', codec = 'packed'}",
      "{segmenter = \"none\", selector = \"full\", codec = \"packed\", tier = "

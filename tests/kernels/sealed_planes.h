@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/plans/planes/planes_recompressor.h"
+#include "kernels/plans/strata/planes_recompressor.h"
 #include "tests/kernels/verify_extent.h"
 
 namespace kvstrata {

@@ -226,7 +226,7 @@ TEST_P(Segment, TokenByTokenInChunksAndAtOnceAreTheSameBytes) {
                                  "chess{page = 4, pages_per_chunk = 4, chunks_per_grid = 2}",
                                  "chess{page = 4, pages_per_chunk = 4, chunks_per_grid = 2, "
                                  "rest = \"mean\"}",
-                                 "strata{unit = 16}", "strata{unit = 48, bits = 3}"}) {
+                                 "bits{unit = 16}", "bits{unit = 48, bits = 3}"}) {
     const auto at_once = IndexedInChunks(in, plan, in.n, backend());
     ASSERT_FALSE(at_once.empty());
     EXPECT_EQ(IndexedInChunks(in, plan, 1, backend()), at_once) << plan;
@@ -238,8 +238,7 @@ TEST_P(Segment, TokenByTokenInChunksAndAtOnceAreTheSameBytes) {
 // nothing.
 TEST_P(Segment, GroupsAreTheirKeysInFewBits) {
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
-    for (const char* plan :
-         {"strata", "strata{bits = 3, unit = 48}", "strata{bits = 4, unit = 256}"}) {
+    for (const char* plan : {"bits", "bits{bits = 3, unit = 48}", "bits{bits = 4, unit = 256}"}) {
       SCOPED_TRACE(plan);
       const Inputs in(SmallGeometry(dtype), 1100, kSeed);
       HeldSequence sequence(in.g, plan);

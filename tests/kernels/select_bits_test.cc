@@ -139,7 +139,7 @@ TEST_P(Bits, FollowsTheSpecificationStepByStep) {
   for (const std::string options : kPlans) {
     SCOPED_TRACE(options);
     const bool min = options.find("min_tokens") != std::string::npos;
-    Selecting s(in, "strata{" + options + (min ? "}" : ", min_tokens = 0}"), backend());
+    Selecting s(in, "bits{" + options + (min ? "}" : ", min_tokens = 0}"), backend());
     s.Prompt(30);
     s.PrefillDone();
     for (int32_t n = 31; n <= in.n; ++n) {
@@ -155,8 +155,8 @@ TEST_P(Bits, FollowsTheSpecificationStepByStep) {
 // More tokens than an index block holds and than a work item scores.
 TEST_P(Bits, FollowsItOverManyBlocks) {
   const Inputs in(SmallGeometry(), 4400, kSeed);
-  for (const char* plan : {"strata{budget = 64, min_tokens = 0}",
-                           "strata{budget = 64, unit = 48, bits = 3, min_tokens = 0}"}) {
+  for (const char* plan : {"bits{budget = 64, min_tokens = 0}",
+                           "bits{budget = 64, unit = 48, bits = 3, min_tokens = 0}"}) {
     Selecting s(in, plan, backend());
     int skipped = 0;
     s.Prompt(4399, 512);
@@ -245,7 +245,7 @@ LeftOut::LeftOut(const Shares& shares, const Ints& positions, Run candidates, in
 TEST_P(Bits, ChoosesAsManyAsMaxMissedTakes) {
   const Inputs in(SmallGeometry(2, 3), 700, kSeed);
   for (const double missed : {0.3, 0.05, 0.01, 0.001}) {
-    const std::string text = "strata{recent = 12, unit = 16, min_tokens = 0, max_missed = ";
+    const std::string text = "bits{recent = 12, unit = 16, min_tokens = 0, max_missed = ";
     Selecting s(in, text + std::to_string(missed) + "}", backend());
     s.Prompt(640);
     s.PrefillDone();
@@ -270,7 +270,7 @@ TEST_P(Bits, ChoosesAsManyAsMaxMissedTakes) {
 
 TEST_P(Bits, ChoosesAsManyRunsAsMaxMissedTakes) {
   const Inputs in(SmallGeometry(2, 3), 700, kSeed);
-  Selecting s(in, "strata{recent = 12, unit = 16, min_tokens = 0, max_missed = 0.05, run = 8}",
+  Selecting s(in, "bits{recent = 12, unit = 16, min_tokens = 0, max_missed = 0.05, run = 8}",
               backend());
   s.Prompt(690);
   s.PrefillDone();
@@ -295,7 +295,7 @@ TEST_P(Bits, ChoosesAsManyRunsAsMaxMissedTakes) {
 
 TEST_P(Bits, MaxMissedKeepsTheBudgetAsItsLimit) {
   const Inputs in(SmallGeometry(), 200, kSeed);
-  Selecting s(in, "strata{recent = 8, unit = 16, min_tokens = 0, max_missed = 0.0001, budget = 21}",
+  Selecting s(in, "bits{recent = 8, unit = 16, min_tokens = 0, max_missed = 0.0001, budget = 21}",
               backend());
   s.Prompt(180);
   s.PrefillDone();
@@ -316,7 +316,7 @@ TEST_P(Bits, MaxMissedMayChooseNothing) {
     }
   }
   std::fill(in.queries.begin(), in.queries.end(), 1.0f);
-  Selecting s(in, "strata{recent = 8, unit = 16, min_tokens = 0, max_missed = 0.01}", backend());
+  Selecting s(in, "bits{recent = 8, unit = 16, min_tokens = 0, max_missed = 0.01}", backend());
   s.Prompt(199);
   s.PrefillDone();
   EXPECT_EQ(PositionsOf(s.Step()[0].runs[1]), UnionOf(Upto(0, 4), Upto(192, 200)));
@@ -325,7 +325,7 @@ TEST_P(Bits, MaxMissedMayChooseNothing) {
 // Nothing of a call is left for the next one, or for a fork.
 TEST_P(Bits, ACallLeavesNothingBehind) {
   const Inputs in(SmallGeometry(), 90, kSeed);
-  const std::string plan = "strata{budget = 20, recent = 8, unit = 16, min_tokens = 0}";
+  const std::string plan = "bits{budget = 20, recent = 8, unit = 16, min_tokens = 0}";
   Selecting steady(in, plan, backend()), shaky(in, plan, backend());
   for (Selecting* s : {&steady, &shaky}) {
     s->Prompt(60);
@@ -347,7 +347,7 @@ TEST_P(Bits, ACallLeavesNothingBehind) {
 // Two threads take a head at a time; three would be idle for a third of it, and share each.
 TEST_P(Bits, AnyNumberOfThreadsChoosesAlike) {
   const Inputs in(SmallGeometry(4), 3000, kSeed);
-  const std::string plan = "strata{budget = 64, min_tokens = 0}";
+  const std::string plan = "bits{budget = 64, min_tokens = 0}";
   Selecting alone(in, plan, backend());
   alone.Prompt(2990, 512);
   alone.PrefillDone();
@@ -368,8 +368,7 @@ TEST_P(Bits, AnyNumberOfThreadsChoosesAlike) {
 TEST_P(Bits, TiesGoToTheLowerToken) {
   Inputs in(SmallGeometry(), 60, kSeed);
   std::fill(in.keys.begin(), in.keys.end(), 1.0f);
-  Selecting s(in, "strata{budget = 5, sinks = 2, recent = 3, unit = 16, min_tokens = 0}",
-              backend());
+  Selecting s(in, "bits{budget = 5, sinks = 2, recent = 3, unit = 16, min_tokens = 0}", backend());
   std::fill(in.queries.begin(), in.queries.end(), 0.0f);
   s.Prompt(50);
   s.PrefillDone();
@@ -384,7 +383,7 @@ TEST_P(Bits, TiesGoToTheLowerRun) {
   Inputs in(SmallGeometry(), 60, kSeed);
   std::fill(in.keys.begin(), in.keys.end(), 1.0f);
   std::fill(in.queries.begin(), in.queries.end(), 0.0f);
-  Selecting s(in, "strata{budget = 11, sinks = 2, recent = 3, unit = 16, run = 4, min_tokens = 0}",
+  Selecting s(in, "bits{budget = 11, sinks = 2, recent = 3, unit = 16, run = 4, min_tokens = 0}",
               backend());
   s.Prompt(51);
   s.PrefillDone();
@@ -394,7 +393,7 @@ TEST_P(Bits, TiesGoToTheLowerRun) {
 // A step reads whole groups, and keys where none is sealed.
 TEST_P(Bits, CountsTheBytesThatItScores) {
   const Inputs in(SmallGeometry(), 120, kSeed);
-  Selecting s(in, "strata{budget = 20, sinks = 20, recent = 8, unit = 16, min_tokens = 0}",
+  Selecting s(in, "bits{budget = 20, sinks = 20, recent = 8, unit = 16, min_tokens = 0}",
               backend());
   s.Prompt(105);
   s.PrefillDone();
@@ -405,7 +404,7 @@ TEST_P(Bits, CountsTheBytesThatItScores) {
 
 TEST_P(Bits, KeepsNoArrays) {
   const Inputs in(SmallGeometry(), 20, kSeed);
-  Selecting s(in, "strata", backend());
+  Selecting s(in, "bits", backend());
   s.Prompt(20);
   EXPECT_EQ(s.Inspect("scores").status().reason(), "INSPECT_UNKNOWN");
   EXPECT_EQ(s.StatusText(), "");
@@ -416,7 +415,7 @@ TEST_P(Bits, KeepsNoArrays) {
 TEST_P(Bits, ReachesPackedRows) {
   const Inputs in(SmallGeometry(1), 160, kSeed);
   const Plan plan = PlanOf(
-      "strata{codec = 'packed', max_loss = 1, budget = 24, sinks = 5, recent = 9, unit = 256, "
+      "bits{codec = 'packed', max_loss = 1, budget = 24, sinks = 5, recent = 9, unit = 256, "
       "min_tokens = 0, segment = 64, buffer = 32, keep = 48}");
   const Plan votes = PlanOf(
       "tokenselect{codec = 'packed', max_loss = 1, k = 24, n_init = 5, n_local = 9, theta = 1, "

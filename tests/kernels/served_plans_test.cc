@@ -43,15 +43,15 @@ TEST(CudaServes, PlansOfAllPresets) {
         "sentencekv{pool = 1, n_dense_layers = 2}",
         "sekv",
         "sekv{rows = 0, n_dense_layers = 2}",
+        "bits",
+        "bits{bits = 3, unit = 32, sinks = 0}",
+        "bits{unit = 128, recent = 128}",
+        "bits{run = 8}",
+        "bits{max_missed = 0.01, run = 16}",
+        "bits{max_missed = 0.01}",
         "strata",
-        "strata{bits = 3, unit = 32, sinks = 0}",
-        "strata{unit = 128, recent = 128}",
-        "strata{run = 8}",
-        "strata{max_missed = 0.01, run = 16}",
-        "strata{max_missed = 0.01}",
-        "planes",
-        "planes{share = 0.05}",
-        "planes{keep = 4, skip_below = 0, sample = 1, n_dense_layers = 2}"}) {
+        "strata{share = 0.05}",
+        "strata{keep = 4, skip_below = 0, sample = 1, n_dense_layers = 2}"}) {
     EXPECT_TRUE(Serves(plan).ok()) << Serves(plan).ToString();
   }
 }
@@ -74,11 +74,11 @@ TEST(CudaServes, NamesTheKeyThatItDoesNotServe) {
         {"mosaickv{codec = \"raw\"}", "codec = \"raw\""},
         {"quest{rest = \"mean\"}", "rest = \"mean\""},
         {"quest{codec = \"packed\"}", "codec = \"packed\" under selector \"minmax\""},
-        {"strata{codec = \"packed\"}", "codec = \"packed\" under selector \"bits\""},
-        {"planes{share = 0.05, run = 8}", "run = 8"},
-        {"planes{unit = 128}", "unit = 128"},
-        {"strata{unit = 48}", "unit = 48"},
-        {"strata{unit = 128}", "recent = 64 below unit = 128"},
+        {"bits{codec = \"packed\"}", "codec = \"packed\" under selector \"bits\""},
+        {"strata{share = 0.05, run = 8}", "run = 8"},
+        {"strata{unit = 128}", "unit = 128"},
+        {"bits{unit = 48}", "unit = 48"},
+        {"bits{unit = 128}", "recent = 64 below unit = 128"},
         {"window{codec = \"packed\"}", "codec = \"packed\" under selector \"window\""},
         {"quest{page = 24}", "page = 24"}}) {
     const Status status = Serves(plan);

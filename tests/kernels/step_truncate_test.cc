@@ -21,8 +21,8 @@ constexpr const char* kPlans[] = {
     "quest{budget = 64, min_tokens = 0}",
     "quest{page = 32, group = \"softmax\", budget = 64, min_tokens = 0}",
     "quest{score = \"deviation\", budget = 64, min_tokens = 0}",
-    "strata{budget = 64, unit = 16, recent = 8, min_tokens = 0}",
-    "strata{budget = 64, unit = 16, recent = 8, run = 8, min_tokens = 0}",
+    "bits{budget = 64, unit = 16, recent = 8, min_tokens = 0}",
+    "bits{budget = 64, unit = 16, recent = 8, run = 8, min_tokens = 0}",
     "tokenselect{k = 40, n_init = 4, n_local = 16, theta = 0.2, min_tokens = 0}",
     "chess{page = 8, pages_per_chunk = 3, chunks_per_grid = 3, window = 3, rho = [0.6, 0.6, 0.5], "
     "trigger = \"every\", every = 2, min_tokens = 0}",

@@ -33,13 +33,13 @@ TEST(WhyInFull, TheLengthComesBeforeThePromptAndThatBeforeTheBudget) {
 
 TEST(WhyInFull, OnlyVoteChoosesInAPrompt) {
   EXPECT_EQ(WhyInFull(Parsed("tokenselect{min_tokens = 0}"), 1 << 20, false), "");
-  EXPECT_EQ(WhyInFull(Parsed("strata{min_tokens = 0}"), 1 << 20, false), Say(Notice::kPromptOpen));
+  EXPECT_EQ(WhyInFull(Parsed("bits{min_tokens = 0}"), 1 << 20, false), Say(Notice::kPromptOpen));
 }
 
 TEST(WhyInFull, TheFigureOfABudgetIsWhereChoosingBegins) {
   for (const char* text : {"window{min_tokens = 0, n_sink = 4, n_recent = 60}",
                            "quest{min_tokens = 0, budget = 256}", "tokenselect{min_tokens = 0}",
-                           "strata{min_tokens = 0, budget = 100}", "sentencekv{min_tokens = 0}"}) {
+                           "bits{min_tokens = 0, budget = 100}", "sentencekv{min_tokens = 0}"}) {
     const Plan plan = Parsed(text);
     const std::string why = WhyInFull(plan, 8, true);
     const size_t from = why.find("from ");
@@ -55,7 +55,7 @@ TEST(WhyInFull, TheFigureOfABudgetIsWhereChoosingBegins) {
 
 // As many as the queries ask for is no number that could hold all.
 TEST(WhyInFull, MaxMissedHasNoBudget) {
-  EXPECT_EQ(WhyInFull(Parsed("strata{min_tokens = 0, max_missed = 0.01}"), 4096, true), "");
+  EXPECT_EQ(WhyInFull(Parsed("bits{min_tokens = 0, max_missed = 0.01}"), 4096, true), "");
 }
 
 }  // namespace

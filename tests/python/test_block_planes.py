@@ -18,8 +18,8 @@ SHAPE = PlanesShape(layers=32, query_heads=32, kv_heads=8, head_dim=128, dtype="
                     max_rows=16, max_tokens=131072)
 
 
-@pytest.mark.parametrize("plan, dim, token", [("planes", 128, 268), ("planes", 64, 136), ("planes{keep = 4}", 128, 140),
-                                              ("planes{keep = 4}", 64, 72)])
+@pytest.mark.parametrize("plan, dim, token", [("strata", 128, 268), ("strata", 64, 136), ("strata{keep = 4}", 128, 140),
+                                              ("strata{keep = 4}", 64, 72)])
 def test_the_form_is_that_of_groups(plan: str, dim: int, token: int):
     """docs/spec/planes.md, "The bytes of a group": both runs of a group, over its tokens; and a slot has raw rows."""
     unit, row = 64, dim * (0.5 if "keep" in plan else 1.5)
@@ -29,8 +29,8 @@ def test_the_form_is_that_of_groups(plan: str, dim: int, token: int):
     assert form.slot_bytes == SHAPE.layers * unit * SHAPE.kv_heads * 2 * dim * 2
 
 
-@pytest.mark.parametrize("plan, dim, upper, lower", [("planes", 128, 76, 192), ("planes", 64, 40, 96),
-                                                      ("planes{keep = 4}", 128, 76, 64)])
+@pytest.mark.parametrize("plan, dim, upper, lower", [("strata", 128, 76, 192), ("strata", 64, 40, 96),
+                                                      ("strata{keep = 4}", 128, 76, 64)])
 def test_lower_runs_may_be_on_the_host(plan: str, dim: int, upper: int, lower: int):
     host = plan.replace("}", ", lower = 'host'}") if "{" in plan else plan + "{lower = 'host'}"
     form, whole = form_of(host, replace(SHAPE, head_dim=dim)), form_of(plan, replace(SHAPE, head_dim=dim))
@@ -41,8 +41,8 @@ def test_lower_runs_may_be_on_the_host(plan: str, dim: int, upper: int, lower: i
 
 
 @pytest.mark.parametrize("plan, changes", [
-    ("quest", {}), ("full", {}), ("planes{share = 0.1}", {}), ("planes{share = 0.1, run = 8}", {}),
-    ("planes{unit = 128}", {}), ("planes", {"head_dim": 256}), ("planes", {"query_heads": 72})])
+    ("quest", {}), ("full", {}), ("strata{share = 0.1}", {}), ("strata{share = 0.1, run = 8}", {}),
+    ("strata{unit = 128}", {}), ("strata", {"head_dim": 256}), ("strata", {"query_heads": 72})])
 def test_what_is_not_served(plan: str, changes: dict[str, Any]):
     with pytest.raises(kvstrata.Unimplemented, match="^BLOCK_PLAN: .*is not served over an engine's own blocks"):
         form_of(plan, replace(SHAPE, **changes))
@@ -53,13 +53,13 @@ def test_what_is_not_served(plan: str, changes: dict[str, Any]):
     ({"layers": 0}, "GEOMETRY_INVALID"), ({"kv_heads": 3}, "GEOMETRY_INVALID")])
 def test_shapes_that_are_none(changes: dict[str, Any], reason: str):
     with pytest.raises(kvstrata.InvalidArgument, match=f"^{reason}: "):
-        form_of("planes", replace(SHAPE, **changes))
+        form_of("strata", replace(SHAPE, **changes))
 
 
 def test_it_is_opened_on_a_gpu():
     """Where there is none it says so."""
     try:
-        BlockPlanes("planes", SHAPE).close()
+        BlockPlanes("strata", SHAPE).close()
     except kvstrata.Unavailable as error:
         assert error.reason in ("CUDA_LIBRARY", "CUDA_NO_DEVICE")
 

@@ -82,7 +82,7 @@ def test_what_plans_lose_in_engines(daemon: Daemon):
     check("audit --engine", document(daemon, "audit", "--engine"))
     assert cli.run("audit", "--engine", "-o", "csv").splitlines()[1:] == []
     first = [LayerRecall(0, 2, 1.0, 1.0, 0.0), LayerRecall(17, 2, 0.5, 0.25, 0.125)]
-    with telling(daemon, "dp0", *first), telling(daemon, "d p1\x1b", LayerRecall(1, 1, 0.75, 0.75, 0.5), plan="strata"):
+    with telling(daemon, "dp0", *first), telling(daemon, "d p1\x1b", LayerRecall(1, 1, 0.75, 0.75, 0.5), plan="bits"):
         names = ["d p1?", "dp0"]
         assert cli.names("audit", "--engine") == names == cli.run("__names", "engines").splitlines()
         _, other, row = [line.split("  ") for line in cli.run("audit", "--engine").splitlines()]

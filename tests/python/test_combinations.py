@@ -27,8 +27,8 @@ PRESETS = {
     "sentencekv": "sentencekv{tau = 64, start = 4, recent = 16, min_tokens = 0}",
     "sekv": "sekv{max_loss = 1, local = 32, rows_share = 0.6, min_tokens = 0}",
     "mosaickv": "mosaickv{max_loss = 1, share = 0.1, min_tokens = 0}",
-    "strata": "strata{budget = 64, min_tokens = 0}",
-    "planes": "planes{min_tokens = 0}",
+    "bits": "bits{budget = 64, min_tokens = 0}",
+    "strata": "strata{min_tokens = 0}",
 }
 COMBINATIONS = {
     "cascade over packed": '{selector = "cascade", codec = "packed", max_loss = 1, trigger = "every", every = 1, page = 16, '

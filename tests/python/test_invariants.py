@@ -24,7 +24,7 @@ PLANS = {
     "window": "window{n_sink = 4, n_recent = 60, %s}",
     "quest": "quest{budget = 64, n_sink = 8, n_recent = 20, %s}",
     "quest, softmax": 'quest{page = 32, n_sink = 4, n_recent = 64, group = "softmax", budget = 64, %s}',
-    "strata": "strata{budget = 64, unit = 32, recent = 24, %s}",
+    "bits": "bits{budget = 64, unit = 32, recent = 24, %s}",
     "chess": 'chess{trigger = "every", every = 1, page = 16, sinks = 1, window = 2, %s}',
     "tokenselect": "tokenselect{k = 48, n_init = 4, n_local = 16, %s}",
     "sentencekv": "sentencekv{tau = 64, start = 4, recent = 16, n_obs = 16, %s}",
@@ -33,14 +33,14 @@ PLANS = {
     "block over raw": '{selector = "block", codec = "raw", page = 16, share = 0.2, %s}',
 }
 # Positions that are attended always, of n: sinks before `first`, recent ones from `n - last`.
-ALWAYS = {"window": (4, 60), "quest": (8, 20), "quest, softmax": (4, 64), "strata": (4, 24), "chess": (16, 32), "tokenselect": (4, 16),
+ALWAYS = {"window": (4, 60), "quest": (8, 20), "quest, softmax": (4, 64), "bits": (4, 24), "chess": (16, 32), "tokenselect": (4, 16),
           "sentencekv": (4, 16), "sekv": (0, 1), "mosaickv": (8, 1), "block over raw": (0, 32)}
 # The most that is attended of n beside them, rounded outwards to units.
-BUDGET = {"window": 0, "quest": 64, "quest, softmax": 64, "strata": 64, "tokenselect": 48, "sentencekv": 64}
+BUDGET = {"window": 0, "quest": 64, "quest, softmax": 64, "bits": 64, "tokenselect": 48, "sentencekv": 64}
 # Budgets that hold everything.
 WHOLE = {
     "window": "window{n_recent = 4096, min_tokens = 0}", "quest": "quest{budget = 4096, min_tokens = 0}",
-    "quest, softmax": 'quest{group = "softmax", budget = 4096, min_tokens = 0}', "strata": "strata{budget = 4096, min_tokens = 0}",
+    "quest, softmax": 'quest{group = "softmax", budget = 4096, min_tokens = 0}', "bits": "bits{budget = 4096, min_tokens = 0}",
     "chess": 'chess{rho = [1, 1, 1], trigger = "always", min_tokens = 0}',
     "tokenselect": "tokenselect{k = 4096, min_tokens = 0}",
     "sentencekv": "sentencekv{tau = 4096, min_tokens = 0}", "sekv": "sekv{max_loss = 1, rows = 4096, min_tokens = 0}",

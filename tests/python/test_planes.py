@@ -30,7 +30,7 @@ RULES = {
 
 
 def text_of(options: str) -> str:
-    return f"planes{{{options}, min_tokens = 0}}"
+    return f"strata{{{options}, min_tokens = 0}}"
 
 
 def attach(daemon: Daemon, transport: str = "linked", backend: str = "simd") -> kvstrata.Session:

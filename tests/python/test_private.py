@@ -26,7 +26,7 @@ PLANS = {
     "sekv": "sekv{min_tokens = 0, local = 16}",
     "mosaickv": "mosaickv{max_loss = 1, share = 0.1, min_tokens = 0}",
     "sentencekv": "sentencekv{min_tokens = 0, tau = 16, start = 4, recent = 8, n_obs = 8}",
-    "planes": "planes{min_tokens = 0}",
+    "strata": "strata{min_tokens = 0}",
     "packed": '{selector = "full", codec = "packed", max_loss = 1, min_tokens = 0, keep_raw = "no"}',
 }
 

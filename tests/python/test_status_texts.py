@@ -145,7 +145,7 @@ def test_a_plan_that_lacks_nothing_is_ok(session: kvstrata.Session, random: np.r
     assert Provoked(session, random).run(plan, **inputs) == "ok"
 
 
-@pytest.mark.parametrize("plan", ["full", "window", "quest", "strata", "chess", 'chess{trigger = "every"}', "tokenselect",
+@pytest.mark.parametrize("plan", ["full", "window", "quest", "bits", "chess", 'chess{trigger = "every"}', "tokenselect",
                                   "sentencekv", "sekv", "mosaickv", '{selector = "bucket", codec = "lowrank"}',
                                   '{selector = "full", codec = "packed"}'])
 def test_what_a_plan_needs_is_what_its_status_misses(session: kvstrata.Session, random: np.random.Generator,

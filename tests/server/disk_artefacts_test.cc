@@ -231,7 +231,7 @@ TEST_F(DiskArtefactsTest, WithoutTheRestOfItsPromptAnArtefactIsNotRead) {
 
 // With codec planes it computes a prompt from its groups, too.
 TEST_F(DiskArtefactsTest, AGpuOpensOnAnArtefactThatItsStepsComputeFrom) {
-  constexpr const char* kPlanes = "planes{keep_raw = \"no\"}";
+  constexpr const char* kPlanes = "strata{keep_raw = \"no\"}";
   Write(kPlanes);
   const auto machine = Start(true);
   TestSession session(machine->store.get());
@@ -253,7 +253,7 @@ TEST_F(DiskArtefactsTest, LowerPlanesComeToAGpuBehindUpperOnes) {
     SCOPED_TRACE(lower);
     const ScratchDir dir;
     options_.directory = dir / "tier";
-    const std::string plan = "planes{min_tokens = 0, lower = \"" + std::string(lower) +
+    const std::string plan = "strata{min_tokens = 0, lower = \"" + std::string(lower) +
                              "\", keep_raw = \"no\", open_on = \"upper\"}";
     const auto start = [&] {
       return std::make_unique<Machine>(options_, pages_options_, 512, true, NewRecompressor);

@@ -120,8 +120,8 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         "mosaickv{max_loss = 1, min_tokens = 0, segment = 64, buffer = 16}",
         "mosaickv{max_loss = 1, min_tokens = 0, segment = 64, buffer = 16, keep_raw = \"no\"}",
-        "planes{min_tokens = 0, unit = 48}",
-        "planes{min_tokens = 0, unit = 48, lower = \"host\", keep_raw = \"no\"}"));
+        "strata{min_tokens = 0, unit = 48}",
+        "strata{min_tokens = 0, unit = 48, lower = \"host\", keep_raw = \"no\"}"));
 
 TEST_P(GpuRecompression, GivesTheBytesOfHostMemory) {
   const auto near_bytes = Extents(false);
@@ -130,7 +130,7 @@ TEST_P(GpuRecompression, GivesTheBytesOfHostMemory) {
 }
 
 constexpr const char* kLowerOnHost =
-    "planes{min_tokens = 0, unit = 48, lower = \"host\", keep_raw = \"no\"}";
+    "strata{min_tokens = 0, unit = 48, lower = \"host\", keep_raw = \"no\"}";
 
 class LowerPlanes : public ::testing::Test {
  protected:

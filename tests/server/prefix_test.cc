@@ -159,15 +159,15 @@ TEST(IndexBlockKey, DiffersByLayoutAndPage) {
   const Geometry g = SmallModel().geometry;
   const auto layout = [&](const char* plan) { return IndexOf(*ParsePlan(plan), g); };
   std::set<PageKey> keys;
-  for (const char* plan : {"quest{page = 16}", "quest{page = 32}", "chess", "strata",
-                           "strata{bits = 3}", "strata{unit = 32}"}) {
+  for (const char* plan : {"quest{page = 16}", "quest{page = 32}", "chess", "bits",
+                           "bits{bits = 3}", "bits{unit = 32}"}) {
     keys.insert(IndexBlockKey(PageKey{1}, layout(plan)));
   }
   keys.insert(IndexBlockKey(PageKey{2}, layout("chess")));
   EXPECT_EQ(keys.size(), 7u);
   // Another budget has the same index.
   EXPECT_TRUE(keys.contains(IndexBlockKey(PageKey{1}, layout("quest{page = 16, budget = 64}"))));
-  EXPECT_TRUE(keys.contains(IndexBlockKey(PageKey{1}, layout("strata{budget = 64}"))));
+  EXPECT_TRUE(keys.contains(IndexBlockKey(PageKey{1}, layout("bits{budget = 64}"))));
 }
 
 constexpr PoolId kDevice = PoolId::Device(0), kOther = PoolId::Device(1), kHost = PoolId::Host();

@@ -293,7 +293,7 @@ TEST_F(RpcControlTest, PlansAreListedAndExplained) {
   EXPECT_EQ(names, (std::vector<std::string>{
                        "full/preset", "window/preset", "quest/preset", "chess/preset",
                        "tokenselect/preset", "sentencekv/preset", "sekv/preset", "mosaickv/preset",
-                       "strata/preset", "planes/preset", "mine/configuration"}));
+                       "bits/preset", "planes/preset", "mine/configuration"}));
   const auto show = [&](const char* text) {
     v1::ShowPlanRequest request;
     request.set_plan(text);
@@ -304,8 +304,8 @@ TEST_F(RpcControlTest, PlansAreListedAndExplained) {
   EXPECT_EQ(quest.value().origin(), "text");
   EXPECT_EQ(quest.value().selector(), "minmax");
   EXPECT_NE(quest.value().text().find("1024"), std::string::npos);
-  EXPECT_THAT(show("strata").value().description(), HasSubstr("; index: 7.8 % of keys"));
-  EXPECT_THAT(show("strata{bits = 4, unit = 32}").value().description(), HasSubstr("15.6 %"));
+  EXPECT_THAT(show("bits").value().description(), HasSubstr("; index: 7.8 % of keys"));
+  EXPECT_THAT(show("bits{bits = 4, unit = 32}").value().description(), HasSubstr("15.6 %"));
   EXPECT_THAT(show("{selector = \"minmax\", page = 32}").value().description(),
               StartsWith("index: 3.1 %"));
   EXPECT_THAT(show("tokenselect").value().description(), Not(HasSubstr("index")));

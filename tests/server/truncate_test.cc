@@ -170,7 +170,7 @@ TEST_F(TruncatePackedTest, PackedRowsAreNotCut) {
 TEST_F(TruncatePackedTest, PackedRowsAreCutWhereTheyAreOnPagesToo) {
   for (const bool raw_stays : {false, true}) {
     const std::string plan =
-        raw_stays ? "planes{keep_raw = \"host\"}" : "planes{keep_raw = \"no\"}";
+        raw_stays ? "strata{keep_raw = \"host\"}" : "strata{keep_raw = \"no\"}";
     const int32_t first = raw_stays ? 1000 : 0;
     TestSequence s = TestSequence::Prompt(session_.get(), plan, Tokens(100, first));
     ASSERT_TRUE(store_->steps().PrefillDone(session_->id(), s.id()).ok());

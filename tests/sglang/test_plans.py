@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 
-@pytest.mark.parametrize("plan", ["quest{budget = 64, min_tokens = 0}", "strata{budget = 64, min_tokens = 0}",
+@pytest.mark.parametrize("plan", ["quest{budget = 64, min_tokens = 0}", "bits{budget = 64, min_tokens = 0}",
                                   "tokenselect{k = 64, n_init = 16, n_local = 32, min_tokens = 0}"])
 def test_the_same_tokens_are_chosen(engine, text_ids, plan: str):
     result = engine(plan, [{"prompts": [text_ids[3000:3700]], "tokens": 12}], record=True, chunked_prefill_size=256)

@@ -57,7 +57,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
 
 
 @pytest.mark.parametrize(("plan", "begin"), [  # each its own prompt, which nobody holds
-    ("quest{budget = 64, min_tokens = 0}", 3000), ("strata{budget = 64, min_tokens = 0}", 3001),
+    ("quest{budget = 64, min_tokens = 0}", 3000), ("bits{budget = 64, min_tokens = 0}", 3001),
     ("tokenselect{k = 64, n_init = 16, n_local = 32, min_tokens = 0}", 3002)])
 def test_the_same_tokens_are_chosen(model, text_ids, recorded: Recorded, monkeypatch: pytest.MonkeyPatch, plan: str,
                                     begin: int):
@@ -120,7 +120,7 @@ def test_no_plan_pays_for_what_it_does_not_need(model, text_ids):
 
 def test_plans_side_by_side_are_each_by_itself(model, text_ids, recorded: Recorded):
     """A plan a row: what a row's plan chooses, and its logits, are those of a batch that it has alone."""
-    plans = ["full", "quest{budget = 64, min_tokens = 0}", "strata{budget = 64, min_tokens = 0}", CHESS]
+    plans = ["full", "quest{budget = 64, min_tokens = 0}", "bits{budget = 64, min_tokens = 0}", CHESS]
     ids, more = text_ids[6000:6400], text_ids[6400:6404]
 
     def decoded(of: list[str]) -> torch.Tensor:

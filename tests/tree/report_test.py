@@ -73,7 +73,7 @@ class ReportTest(unittest.TestCase):
         self.assertEqual(self.report("--check"), (1, "out of date: README.md\nout of date: docs/results.md\n"))
         self.report()
         plot = self.root / "docs" / "images" / "speed.svg"
-        plot.write_text(plot.read_text().replace("strata", "stratum", 1))
+        plot.write_text(plot.read_text().replace("bits", "stratum", 1))
         self.assertEqual(self.report("--check"), (1, "out of date: docs/images/speed.svg\n"))
 
     def test_says_what_was_not_measured(self):

@@ -99,7 +99,7 @@ class Runner:
         limits = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=SLOTS),
                                  model_config=SimpleNamespace(max_model_len=MOST))
         shape = planes_rows.PlanesShape(1, 1, 1, DIM, "bf16")
-        self.rows = PlanesRows("planes", shape, {NAME: SimpleNamespace(impl=self.impl, kv_cache=cache)}, limits,
+        self.rows = PlanesRows("strata", shape, {NAME: SimpleNamespace(impl=self.impl, kv_cache=cache)}, limits,
                                torch.device("cpu"))
         self.hits = 0
 

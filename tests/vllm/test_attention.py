@@ -268,7 +268,7 @@ def spec(**changes: Any) -> Any:
     return FullAttentionSpec(**{"block_size": 16, "num_kv_heads": 8, "head_size": 128, "dtype": torch.bfloat16, **changes})
 
 
-@pytest.mark.parametrize("plan, block, share", [("quest", 16, 1 / 16), ("strata", 64, 5 / 64), ("window", 16, 0),
+@pytest.mark.parametrize("plan, block, share", [("quest", 16, 1 / 16), ("bits", 64, 5 / 64), ("window", 16, 0),
                                                 ("tokenselect", 16, 0), ("full", 16, 0)])
 def test_room_for_the_index(monkeypatch: pytest.MonkeyPatch, plan: str, block: int, share: float):
     monkeypatch.setattr(attention.KvstrataImpl, "plan", plan)
@@ -282,7 +282,7 @@ def test_room_for_the_index(monkeypatch: pytest.MonkeyPatch, plan: str, block: i
 
 
 def test_blocks_are_of_whole_units(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(attention.KvstrataImpl, "plan", "strata")
+    monkeypatch.setattr(attention.KvstrataImpl, "plan", "bits")
     assert attention.KvstrataBackend.get_preferred_block_size(16) == 64
     assert [size.base for size in attention.KvstrataBackend.get_supported_kernel_block_sizes()] == [64]
     monkeypatch.setattr(attention.KvstrataImpl, "plan", "quest")
@@ -297,7 +297,7 @@ def test_a_plan_is_of_the_identity():
             parallel_config=SimpleNamespace(rank=0, tensor_parallel_size=1),
             additional_config={} if plan is None else {"kvstrata": {"plan": plan}}))
     assert told(None) == told("full")
-    assert len({str(told(plan)) for plan in (None, "quest", "quest{budget = 512}", "strata")}) == 4
+    assert len({str(told(plan)) for plan in (None, "quest", "quest{budget = 512}", "bits")}) == 4
 
 
 def config(**changes: Any) -> Any:

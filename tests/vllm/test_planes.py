@@ -36,15 +36,15 @@ from kvstrata_vllm.unsupported import Unsupported  # noqa: E402
 
 @pytest.fixture
 def planes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(KvstrataImpl, "plan", "planes")
+    monkeypatch.setattr(KvstrataImpl, "plan", "strata")
 
 
 def spec(**changes: Any) -> Any:
     return FullAttentionSpec(**{"block_size": 64, "num_kv_heads": 8, "head_size": 128, "dtype": torch.bfloat16, **changes})
 
 
-@pytest.mark.parametrize("plan, dim, token", [("planes", 128, 268), ("planes", 64, 136), ("planes{keep = 4}", 128, 140),
-                                              ("planes{lower = 'host'}", 128, 102), ("planes{lower = 'host', hot = 0}", 128, 76)])
+@pytest.mark.parametrize("plan, dim, token", [("strata", 128, 268), ("strata", 64, 136), ("strata{keep = 4}", 128, 140),
+                                              ("strata{lower = 'host'}", 128, 102), ("strata{lower = 'host', hot = 0}", 128, 76)])
 def test_a_blocks_form(monkeypatch: pytest.MonkeyPatch, plan: str, dim: int, token: int):
     monkeypatch.setattr(KvstrataImpl, "plan", plan)
     made = customize_attention_spec(KvstrataBackend, spec(head_size=dim))
@@ -118,11 +118,11 @@ def test_blocks_are_offloaded_as_they_are(planes: None, layout: Any):
 
 
 def test_who_has_planes():
-    assert plan_choice.of_planes("planes") and plan_choice.of_planes("planes{keep = 4}")
-    assert not any(plan_choice.of_planes(plan) for plan in ("full", "quest", "strata", "chess"))
-    assert plan_choice.of_planes("planes{lower = 'host'}") and plan_choice.is_lower_apart("planes{lower = 'host'}")
-    assert not any(plan_choice.is_lower_apart(plan) for plan in ("full", "quest", "planes"))
-    for refused in ("planes{share = 0.1}", "planes{run = 8, share = 0.1}", "planes{unit = 128}"):
+    assert plan_choice.of_planes("strata") and plan_choice.of_planes("strata{keep = 4}")
+    assert not any(plan_choice.of_planes(plan) for plan in ("full", "quest", "bits", "chess"))
+    assert plan_choice.of_planes("strata{lower = 'host'}") and plan_choice.is_lower_apart("strata{lower = 'host'}")
+    assert not any(plan_choice.is_lower_apart(plan) for plan in ("full", "quest", "strata"))
+    for refused in ("strata{share = 0.1}", "strata{run = 8, share = 0.1}", "strata{unit = 128}"):
         with pytest.raises(kvstrata.Unimplemented, match="BLOCK_PLAN"):
             plan_choice.of_planes(refused)
 
@@ -213,7 +213,7 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> PlanesRows:
     return rows_of(layers_of(3))
 
 
-def rows_of(layers: dict[str, Any], plan: str = "planes") -> PlanesRows:
+def rows_of(layers: dict[str, Any], plan: str = "strata") -> PlanesRows:
     limits = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=8),
                              model_config=SimpleNamespace(max_model_len=1000))
     return PlanesRows(plan, PlanesShape(len(layers), 4, 2, 128, "bf16"), layers, limits, torch.device("cpu"))
@@ -250,9 +250,9 @@ def test_memory_is_reserved_once(monkeypatch: pytest.MonkeyPatch, rows: PlanesRo
         limits = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=8),
                                  model_config=SimpleNamespace(max_model_len=most))
         with caplog.at_level("INFO", "vllm.kvstrata"):
-            PlanesRows.reserve("planes", layers, torch.bfloat16, limits)
+            PlanesRows.reserve("strata", layers, torch.bfloat16, limits)
         first, taken = PlanesRows._prompt, PlanesRows._reserved
-        PlanesRows.reserve("planes", layers, torch.bfloat16, limits)
+        PlanesRows.reserve("strata", layers, torch.bfloat16, limits)
         assert PlanesRows._prompt is first and PlanesRows._reserved is taken
         assert taken.numel() == 3072 + 1024 and first.shape == (2, most * 256) and not PlanesRows._of_process
     assert "newest rows of 8 requests" in caplog.text and "4.0 MiB each (--max-num-seqs)" in caplog.text
@@ -263,7 +263,7 @@ def test_newest_rows_that_are_nowhere(rows: PlanesRows):
     rows.begin(batch([1], [71], [False], [3]), 1)
     rows.begin(batch([9], [64 + 9], [True], [3]), 0)  # another, behind a prefix of whole groups
     for step in (batch([1], [64 + 12], [False], [3]), batch([1], [64 + 10], [False], [4])):
-        with pytest.raises(RuntimeError, match="streams in are not served under plan 'planes'"):
+        with pytest.raises(RuntimeError, match="streams in are not served under plan 'strata'"):
             rows.begin(step, 1)
 
 
@@ -307,7 +307,7 @@ def pinned(monkeypatch: pytest.MonkeyPatch) -> Pinned:
 
 def test_lower_planes_on_the_host(rows: PlanesRows, pinned: Pinned, caplog: pytest.LogCaptureFixture):
     """For as many blocks as vLLM has, once, whatever it makes again; for its last blocks alone."""
-    plan, step, size = 'planes{lower = "host"}', batch([1], [1], [True], [0]), 64 * 2 * 192
+    plan, step, size = 'strata{lower = "host"}', batch([1], [1], [True], [0]), 64 * 2 * 192
     assert not hasattr(rows, "lower") and rows._lower is None and not pinned.ranges
     first = rows_of(layers_of(3, 9, 102), plan)
     with caplog.at_level("INFO", "vllm.kvstrata"):
@@ -330,7 +330,7 @@ def test_lower_planes_on_the_host(rows: PlanesRows, pinned: Pinned, caplog: pyte
 
 
 def test_lower_planes_that_the_host_has_no_room_for(rows: PlanesRows, pinned: Pinned, monkeypatch: pytest.MonkeyPatch):
-    layers = rows_of(layers_of(3, 40, 102), 'planes{lower = "host"}')
+    layers = rows_of(layers_of(3, 40, 102), 'strata{lower = "host"}')
     monkeypatch.setenv("KVSTRATA_LOWER_PLANES_BYTES", str(3 * 39 * 64 * 2 * 192))
     with pytest.raises(Unsupported, match=r"of 40 blocks, and KVSTRATA_LOWER_PLANES_BYTES allows 0.0 GiB, for 39 blocks; .*--num-gpu-blocks-override"):
         layers.begin(batch([1], [1], [True], [0]), 1)
@@ -360,7 +360,7 @@ def test_a_containers_limit_counts_where_it_is_nearer(tmp_path: pathlib.Path):
 
 def test_rows_are_read_where_they_lie(rows: PlanesRows):
     """Where they can be: heads side by side, whatever lies between rows."""
-    rows._planes = Recorded("planes", None)
+    rows._planes = Recorded("strata", None)
     product = torch.zeros(3, 8, 128, dtype=torch.bfloat16)  # 4 of queries, 2 of keys, 2 of values
     query, key, value = product[:, :4], product[:, 4:6], product[:, 6:]
     rows.decode(1, query, key, value, torch.empty(3, 4, 128))
@@ -383,7 +383,7 @@ def test_blocks_of_planes_are_not_written_row_by_row(monkeypatch: pytest.MonkeyP
 
 
 def config(**changes: Any) -> Any:
-    base = {"additional_config": {"kvstrata": {"plan": "planes"}}, "speculative_config": None, "kv_transfer_config": None,
+    base = {"additional_config": {"kvstrata": {"plan": "strata"}}, "speculative_config": None, "kv_transfer_config": None,
             "cache_config": SimpleNamespace(cache_dtype="auto"), "use_v2_model_runner": True,
             "model_config": SimpleNamespace(use_mla=False, is_hybrid=False, is_mm_prefix_lm=False),
             "parallel_config": SimpleNamespace(decode_context_parallel_size=1, prefill_context_parallel_size=1)}
@@ -401,10 +401,10 @@ def model(**changes: Any) -> Any:
     ({"kv_transfer_config": SimpleNamespace(kv_connector="KvstrataConnector",
                                             kv_connector_extra_config={"canonical_layout": True})}, "canonical_layout"),
     ({"kv_transfer_config": SimpleNamespace(kv_connector="KvstrataConnector", kv_connector_extra_config={}),
-      "additional_config": {"kvstrata": {"plan": "planes{lower = 'host'}"}}}, "their lower planes are on the host"),
+      "additional_config": {"kvstrata": {"plan": "strata{lower = 'host'}"}}}, "their lower planes are on the host"),
     ({"speculative_config": object()}, "--speculative-config"),
     ({"cache_config": SimpleNamespace(cache_dtype="fp8")}, "--kv-cache-dtype fp8"),
-    ({"additional_config": {"kvstrata": {"plan": "planes{share = 0.1}"}}}, "share")])
+    ({"additional_config": {"kvstrata": {"plan": "strata{share = 0.1}"}}}, "share")])
 def test_what_planes_cannot_be_beside(changes: dict[str, Any], said: str):
     with pytest.raises((Unsupported, kvstrata.Unimplemented), match=said):
         plan_choice.refuse(config(**changes))
@@ -431,9 +431,9 @@ def test_layers_that_are_refused(monkeypatch: pytest.MonkeyPatch, changes: dict[
     monkeypatch.setattr(planes_attention, "get_current_vllm_config", lambda: given)
     arguments = {name: value for name, value in changes.items() if name != "unmanaged"}
     if said is None:
-        assert PlanesImpl(**arguments).index == -1 and KvstrataImpl.plan == "planes"
+        assert PlanesImpl(**arguments).index == -1 and KvstrataImpl.plan == "strata"
         return
-    with pytest.raises(Unsupported, match=f"not for plan 'planes': .*{said}.*take the plan away"):
+    with pytest.raises(Unsupported, match=f"not for plan 'strata': .*{said}.*take the plan away"):
         PlanesImpl(**arguments)
 
 
@@ -453,4 +453,4 @@ def test_a_prompt_that_is_held_whole(monkeypatch: pytest.MonkeyPatch):
 
 def test_slots_take_what_the_form_says():
     """8.4 MB a sequence of Llama-3.1-8B's shape."""
-    assert form_of("planes", PlanesShape(32, 32, 8, 128, "bf16")).slot_bytes == 32 * 64 * 8 * 2 * 128 * 2
+    assert form_of("strata", PlanesShape(32, 32, 8, 128, "bf16")).slot_bytes == 32 * 64 * 8 * 2 * 128 * 2

@@ -11,7 +11,7 @@
 extern "C" {
 #endif
 
-/* Plan `planes` over an engine's own blocks: no daemon, no session. A part of libkvstrata's C ABI.
+/* Plan `strata` over an engine's own blocks: no daemon, no session. A part of libkvstrata's C ABI.
  *
  * The engine's blocks hold no rows: a block of a layer is the sealed groups of its tokens, for each
  * KV head (docs/spec/planes.md), half of what bf16 takes. Rows of tokens whose group is not full

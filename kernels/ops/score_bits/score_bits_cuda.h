@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Op score_bits on the GPU: logits of the candidates in sealed groups (score_bits.h). No step asks
-// for it: strata's selector takes op vote over groups, which scores in its first kernel.
+// for it: selector bits takes op vote over groups, which scores in its first kernel.
 //
 //   logits[b][h][t - first] = scale * sum over c of q_h[c] (minimum[c] + step[c] code_t[c])
 // for the tokens t of the candidates [first, last) of sequence b

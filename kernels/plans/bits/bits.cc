@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Selector `bits` (preset strata): per layer and KV head, the tokens that most attention goes to by
+// Selector `bits`: per layer and KV head, the tokens that most attention goes to by
 // keys in few bits (docs/spec/bits.md): `budget` of them, or as many as `max_missed` takes. Sinks
 // and the recent window slide along. With `run` what competes are whole runs of tokens. Tokens
 // whose group was not sealed before the step are scored by the keys themselves, wherever they lie.

@@ -408,7 +408,7 @@ TEST(ChunkRoom, WhatWorkersTellIsTheirEngines) {
   TestClient* const other = driver.Join("o", kRow, 4, chunks::Role::kWorker);
   driver.Recalled(ranks[0], "quest", {{0, 1, 0.5F, 0.5F, 0}});
   driver.Recalled(ranks[1], "quest", {{0, 1, 1, 1, 0}});
-  driver.Recalled(other, "strata", {{3, 1, 1, 1, 0}});
+  driver.Recalled(other, "bits", {{3, 1, 1, 1, 0}});
   ASSERT_EQ(driver.recalls.Engines().size(), 2u);
   EXPECT_EQ(driver.recalls.Engines()[0].layers[0].samples, 2u);
   EXPECT_EQ(driver.recalls.Engines()[0].layers[0].recall, 0.75);

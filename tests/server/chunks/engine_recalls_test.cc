@@ -16,7 +16,7 @@ namespace {
 using chunks::RecalledLayer;
 using testing::RecalledBytes;
 
-constexpr std::string_view kPlans[] = {"full", "quest", "strata"};
+constexpr std::string_view kPlans[] = {"full", "quest", "bits"};
 
 TEST(EngineRecalls, LayersAddUpByTheirSamples) {
   EngineRecalls recalls(kPlans);
@@ -48,9 +48,9 @@ TEST(EngineRecalls, AnotherPlanOrModelBeginsAnewAndAnEngineIsForgotten) {
   EngineRecalls recalls(kPlans);
   ASSERT_TRUE(recalls.Add("e", RecalledBytes("quest", {{1, 5, 1, 1, 0}})).ok());
   ASSERT_TRUE(recalls.Add("f", RecalledBytes("quest", {{1, 5, 1, 1, 0}})).ok());
-  ASSERT_TRUE(recalls.Add("e", RecalledBytes("strata", {{0, 1, 0.5F, 0.5F, 0}})).ok());
+  ASSERT_TRUE(recalls.Add("e", RecalledBytes("bits", {{0, 1, 0.5F, 0.5F, 0}})).ok());
   EXPECT_EQ(recalls.Engines()[0].all().samples, 1u);
-  ASSERT_TRUE(recalls.Add("e", RecalledBytes("strata", {{0, 2, 1, 1, 0}}, "other")).ok());
+  ASSERT_TRUE(recalls.Add("e", RecalledBytes("bits", {{0, 2, 1, 1, 0}}, "other")).ok());
   EXPECT_EQ(recalls.Engines()[0].all().samples, 2u);
   recalls.Forget("e");
   recalls.Forget("never was");
@@ -71,7 +71,7 @@ TEST(EngineRecalls, PlansAreToldApartByNameAndStayWhenEnginesGo) {
   EXPECT_EQ(plans[0].plan, "quest");
   EXPECT_EQ(plans[0].samples, 9u);
   EXPECT_DOUBLE_EQ(plans[0].recall, 0.625);
-  EXPECT_EQ(plans[1].plan, "strata");
+  EXPECT_EQ(plans[1].plan, "bits");
   EXPECT_EQ(plans[1].samples, 0u);
   EXPECT_EQ(plans[2].plan, "other");
   EXPECT_EQ(plans[2].samples, 4u);

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plan `planes` over an engine's own blocks on a GPU, in the engine's own graphs. No daemon is asked.
+"""Plan `strata` over an engine's own blocks on a GPU, in the engine's own graphs. No daemon is asked.
 
     shape = PlanesShape(layers=32, query_heads=32, kv_heads=8, head_dim=128, dtype="bf16", ...)
-    form = form_of("planes", shape)                            # by which the engine makes its blocks
-    planes = BlockPlanes("planes", shape)
+    form = form_of("strata", shape)                            # by which the engine makes its blocks
+    planes = BlockPlanes("strata", shape)
     planes.bind([layer.data_ptr() for layer in layers], workspace.data_ptr())
     planes.begin(...)                                          # each step, outside of graphs
     planes.decode(layer, q, k, v, out, rows, stream)           # each layer, captured or not

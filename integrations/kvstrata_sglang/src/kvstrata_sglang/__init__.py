@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """SGLang decodes from kvstratad's pages (docs/sglang.md).
 
-    KVSTRATA_PLAN="strata{budget = 512}" python -m sglang.launch_server --model-path MODEL \
+    KVSTRATA_PLAN="bits{budget = 512}" python -m sglang.launch_server --model-path MODEL \
         --attention-backend kvstrata --radix-cache-backend kvstrata --disable-overlap-schedule --disable-cuda-graph
 
     plugin        what SGLang calls at start: names the backends to it

@@ -3,7 +3,7 @@
 
     import kvstrata_transformers
 
-    kvstrata_transformers.enable(model, plan="strata{budget = 512}", tokenizer=tokenizer)
+    kvstrata_transformers.enable(model, plan="bits{budget = 512}", tokenizer=tokenizer)
     model.generate(**inputs, max_new_tokens=64)       # as ever
 
     cache = kvstrata_transformers.cache(model)        # several turns on one cache

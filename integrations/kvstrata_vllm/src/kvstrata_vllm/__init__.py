@@ -31,7 +31,7 @@ On a GPU, decode steps attend by a plan over vLLM's own blocks:
     block_audit     what a plan loses, measured while the engine runs
     plan_choice     which plan; what is refused
 
-and under plan `planes` its blocks have another form:
+and under plan `strata` its blocks have another form:
 
     planes_attention  the backend then
     planes_spec       the blocks, as vLLM's allocator and scheduler have them

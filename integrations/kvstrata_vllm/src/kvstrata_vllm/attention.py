@@ -6,7 +6,7 @@
 Rows of one token go to libkvstrata's ops, in vLLM's full graphs; prompts, mixed with them or not, to FlashAttention, as
 does all of a layer that a plan does not serve (sliding windows, sinks, softcap, ALiBi). Blocks have a plan's index behind
 their rows, so a block's memory is a little more, and vLLM counts it. Nothing waits for the GPU, and a replay runs no
-Python. Under plan `planes` blocks have a form of their own (planes_attention.py). Threads: the worker's.
+Python. Under plan `strata` blocks have a form of their own (planes_attention.py). Threads: the worker's.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lower planes of vLLM's blocks on the host (plan planes{lower = "host"}): memory that the GPU reads and writes over the
+"""Lower planes of vLLM's blocks on the host (plan strata{lower = "host"}): memory that the GPU reads and writes over the
 bus at the address that the process has it at.
 
 Threads: the worker's.

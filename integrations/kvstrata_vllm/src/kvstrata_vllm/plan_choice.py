@@ -51,7 +51,7 @@ def _lower_bytes(plan: str) -> int | None:
     try:
         return form_of(plan, shape).lower_token_bytes
     except Unimplemented as error:
-        if error.reason != "BLOCK_PLAN" or plan.partition("{")[0].strip() == "planes":
+        if error.reason != "BLOCK_PLAN" or plan.partition("{")[0].strip() == "strata":
             raise
         return None
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""--attention-backend CUSTOM under plan `planes`: vLLM's blocks hold 8 bits a number, cut into planes.
+"""--attention-backend CUSTOM under plan `strata`: vLLM's blocks hold 8 bits a number, cut into planes.
 
-    vllm serve MODEL --attention-backend CUSTOM --additional-config '{"kvstrata": {"plan": "planes"}}'
+    vllm serve MODEL --attention-backend CUSTOM --additional-config '{"kvstrata": {"plan": "strata"}}'
 
 Rows of one token go to libkvstrata's ops, in vLLM's full graphs. Prompts attend with FlashAttention: a piece behind
 other tokens over rows that one layer has widened for it. Layers with sliding windows keep FlashAttention's blocks.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Selector bits (strata) over an engine's own blocks: ops vote over groups and pick
+// Selector bits over an engine's own blocks: ops vote over groups and pick
 // (kernels/plans/bits/gpu/cuda_bits.cc does so over pages of ours, and has more ways).
 #include "kernels/blocks/block_lists.h"
 #include "kernels/select/selection_rule.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Selector bits (preset strata) on a GPU, as kernels/plans/bits/bits.cc does it on a CPU: each KV
+// Selector bits on a GPU, as kernels/plans/bits/bits.cc does it on a CPU: each KV
 // head votes for tokens by its keys in few bits, which the index holds, and takes the best of them.
 // Plans that are served have a window of at least a group, so that every candidate is in a group
 // that was sealed before the step.

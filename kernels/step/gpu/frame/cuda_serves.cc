@@ -50,7 +50,7 @@ Status PlanUnserved(std::string_view key, std::string_view value, std::string_vi
       "CUDA_PLAN", std::string(key) + " = " + std::string(value) +
                        " is not served on a GPU: " + std::string(missing) +
                        " is missing there; served are selectors full, window, minmax (quest), "
-                       "cascade (chess), vote (tokenselect), bucket (sentencekv) and bits (strata) "
+                       "cascade (chess), vote (tokenselect), bucket (sentencekv) and bits "
                        "over codec raw, block (mosaickv) and full over codec packed, with rest = "
                        "\"drop\", zoom over codec lowrank (sekv) and fine over codec planes "
                        "(planes); use one of them, or backend simd");

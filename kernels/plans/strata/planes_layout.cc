@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/plans/planes/planes_layout.h"
+#include "kernels/plans/strata/planes_layout.h"
 
 namespace kvstrata {
 namespace {

@@ -4,16 +4,16 @@
 // Which groups an extent holds follows from how many are sealed: extents join like the digits of a
 // counter in base 8. So a worker that lags, a clone and a restart end at the same extents, a reader
 // meets few of them, and no group is packed twice.
-#include "kernels/plans/planes/planes_recompressor.h"
+#include "kernels/plans/strata/planes_recompressor.h"
 
 #include <algorithm>
 #include <cstring>
 
 #include "kernels/codec/head_loop.h"
 #include "kernels/plan/plan_needs.h"
-#include "kernels/plans/planes/cuda_planes_packer.h"
-#include "kernels/plans/planes/planes.h"
-#include "kernels/plans/planes/planes_layout.h"
+#include "kernels/plans/strata/cuda_planes_packer.h"
+#include "kernels/plans/strata/planes.h"
+#include "kernels/plans/strata/planes_layout.h"
 
 namespace kvstrata {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/plans/planes/cuda_planes_packer.h"
+#include "kernels/plans/strata/cuda_planes_packer.h"
 
 #include <algorithm>
 #include <bit>

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/plans/planes/gpu/cuda_planes.h"
+#include "kernels/plans/strata/gpu/cuda_planes.h"
 
 #include <algorithm>
 #include <bit>
 #include <string>
 
-#include "kernels/plans/planes/fine.h"
-#include "kernels/plans/planes/gpu/mid_cell_run.h"
+#include "kernels/plans/strata/fine.h"
+#include "kernels/plans/strata/gpu/mid_cell_run.h"
 #include "kernels/select/selection_rule.h"
 #include "kernels/step/gpu/frame/cuda_frame.h"
 #include "kernels/step/gpu/frame/cuda_selector_rows.h"

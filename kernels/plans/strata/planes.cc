@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/plans/planes/planes.h"
+#include "kernels/plans/strata/planes.h"
 
 #include <algorithm>
 #include <atomic>

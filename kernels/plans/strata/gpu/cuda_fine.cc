@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Selector `fine` on a GPU (kernels/plans/planes/fine.h): no list is made; what it says of a layer
+// Selector `fine` on a GPU (kernels/plans/strata/fine.h): no list is made; what it says of a layer
 // is what CudaPlanes gives op attend_planes.
 #include <string>
 
-#include "kernels/plans/planes/fine.h"
+#include "kernels/plans/strata/fine.h"
 #include "kernels/step/gpu/frame/cuda_frame.h"
 #include "kernels/step/gpu/frame/cuda_selector_rows.h"
 

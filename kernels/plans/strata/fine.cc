@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/plans/planes/fine.h"
+#include "kernels/plans/strata/fine.h"
 
 #include "kernels/plan/plan_rows.h"
 #include "kernels/select/selector_rows.h"

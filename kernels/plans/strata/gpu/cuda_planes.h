@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "kernels/cuda/device_buffer.h"
-#include "kernels/plans/planes/planes.h"
+#include "kernels/plans/strata/planes.h"
 #include "kernels/step/gpu/frame/cuda_codec.h"
 #include "kernels/step/gpu/memory/hot_cache_budget.h"
 #include "kernels/step/gpu/memory/step_memory.h"

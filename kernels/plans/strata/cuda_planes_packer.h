@@ -16,7 +16,7 @@
 #include "base/sync.h"
 #include "kernels/codec/codec.h"
 #include "kernels/codec/device_extents.h"
-#include "kernels/plans/planes/planes_layout.h"
+#include "kernels/plans/strata/planes_layout.h"
 
 namespace kvstrata {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/plans/planes/gpu/mid_cell_run.h"
+#include "kernels/plans/strata/gpu/mid_cell_run.h"
 
 #include <bit>
 #include <cstdint>

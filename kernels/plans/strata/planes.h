@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "kernels/codec/codec.h"
-#include "kernels/plans/planes/planes_layout.h"
+#include "kernels/plans/strata/planes_layout.h"
 
 namespace kvstrata {
 
