@@ -35,6 +35,8 @@ PLANS = [
     Plan("mosaickv", "blocks of compressed tokens (MosaicKV)", "mosaickv"),
     Plan("sekv", "summaries of spans, some expanded (SeKV)", "sekv", "CPU, GPU; transformers"),
 ]
+# Of suites of its own: its preset has no share, and its op no row of `cuda-linked`.
+STRATA = Plan("strata", "all tokens by 2 of 8 bits, those that weigh by all 8 (ours)")
 DECODED = next(p for p in PLANS if p.name == "quest_softmax")  # bits, once its loop is measured
 LENGTHS = (("32K", "b1/32K"), ("128K", "b1/128K"), ("1M", "b1/1024K"), ("8 x 128K", "b8/128K"))
 
@@ -221,14 +223,13 @@ def speed_cell(plan):
     return ", ".join(cell(row, digits=2) + "x" for row in rows) + mark if all(rows) else NOT_MEASURED
 
 
-def planes_row():
-    """`strata` by suites of its own: its preset has no share, and its op no row of `cuda-linked`."""
+def strata_row():
     judged = row_of("planes", f"planes/above_8_variance_skip_2/{MODEL}")
     kept = f"{judged['accuracy']['relative_score']:.1%} for {judged['accuracy']['of_full_bytes']:.0%}" if judged else NOT_MEASURED
     speeds = (row_of("cuda-planes", f"planes/{length} x 1, recorded") for length in ("128K", "1M"))
-    return ["`strata`", "all tokens by 2 of 8 bits, those that weigh by all 8 (ours)", NOT_MEASURED, NOT_MEASURED, kept + "†",
+    return [f"`{STRATA.name}`", STRATA.reads, read_cell(STRATA), error_cell(STRATA), kept + "†",
             cell(row_of("memory", "planes/128K"), digits=2) + "x less†",
-            ", ".join(cell(row, digits=2) + "x" for row in speeds) + "†", "CPU, GPU; every engine"]
+            ", ".join(cell(row, digits=2) + "x" for row in speeds) + "†", STRATA.where]
 
 
 def plans():
@@ -241,7 +242,7 @@ def plans():
                         for group in (measured, of_planes)) + "."
     rows = [[f"`{p.name}`", p.reads, read_cell(p), error_cell(p), answers_cell(p), memory_cell(p), speed_cell(p), p.where]
             for p in PLANS if p.preset]
-    return [*grid(head, [rows[0], planes_row(), *rows[1:]]), "", sources]
+    return [*grid(head, [rows[0], strata_row(), *rows[1:]]), "", sources]
 
 
 def linked(suite):

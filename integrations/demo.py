@@ -91,7 +91,8 @@ def plans(prompt: int) -> list[Row]:
             Row("sentencekv", f"sentencekv{{tau = {budget - 64}, min_tokens = 0}}"),
             Row("sekv", "sekv{rows_share = 0.25, local = 128, min_tokens = 0}"),
             Row("mosaickv", "mosaickv{keep = 48, max_loss = 1, truncate = false, share = 0.125, min_tokens = 0}"),
-            Row("bits", f"bits{{budget = {budget}, min_tokens = 0}}")]
+            Row("bits", f"bits{{budget = {budget}, min_tokens = 0}}"),
+            Row("strata", "strata{min_tokens = 0}")]  # everything, finely where it matters
 
 
 def prompt_of(engine: Engine, document: str, question: str) -> tuple[list[int], int]:

@@ -44,7 +44,7 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"xylophone",
             kBadInput,
             "PLAN_UNKNOWN",
-            {"full, window, quest, chess, tokenselect, sentencekv", "bits, planes"}},
+            {"full, window, quest, chess, tokenselect, sentencekv", "bits, strata"}},
         Bad{"bits2", kBadInput, "PLAN_UNKNOWN", {"did you mean 'bits'?"}},
         Bad{"quest{budgt = 3}",
             kBadInput,

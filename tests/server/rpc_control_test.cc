@@ -293,7 +293,7 @@ TEST_F(RpcControlTest, PlansAreListedAndExplained) {
   EXPECT_EQ(names, (std::vector<std::string>{
                        "full/preset", "window/preset", "quest/preset", "chess/preset",
                        "tokenselect/preset", "sentencekv/preset", "sekv/preset", "mosaickv/preset",
-                       "bits/preset", "planes/preset", "mine/configuration"}));
+                       "bits/preset", "strata/preset", "mine/configuration"}));
   const auto show = [&](const char* text) {
     v1::ShowPlanRequest request;
     request.set_plan(text);
