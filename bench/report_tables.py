@@ -35,7 +35,7 @@ PLANS = [
     Plan("mosaickv", "blocks of compressed tokens (MosaicKV)", "mosaickv"),
     Plan("sekv", "summaries of spans, some expanded (SeKV)", "sekv", "CPU, GPU; transformers"),
 ]
-# Of suites of its own: its preset has no share, and its op no row of `cuda-linked`.
+# It has suites of its own: its preset has no share, and its op no row of `cuda-linked`.
 STRATA = Plan("strata", "all tokens by 2 of 8 bits, those that weigh by all 8 (ours)")
 DECODED = next(p for p in PLANS if p.name == "quest_softmax")  # bits, once its loop is measured
 LENGTHS = (("32K", "b1/32K"), ("128K", "b1/128K"), ("1M", "b1/1024K"), ("8 x 128K", "b8/128K"))
