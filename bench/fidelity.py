@@ -32,7 +32,7 @@ from kvstrata.daemon import Daemon  # noqa: E402
 from kvstrata.machine import device_name  # noqa: E402
 
 CLI = ROOT / "build" / "bin" / "kvstrata"
-# Recorded layers. The last four came when bits's rule stood.
+# Recorded layers. The last four came when the rule of `bits` stood.
 DOCUMENTS = {"gpl-3": "0,9,19,29", "pydoc": "3,12,21,27", "code": "2,10,18,28", "licence": "1,7,16,25",
              "table": "5,13,20,26", "docstrings": "4,11,22,29"}
 LAYERS, KV_HEADS, ROW_PAIR = 4, 3, 256  # the trace's; bytes of a key and a value of 64 x bf16

@@ -37,7 +37,7 @@ PLANS = [
 ]
 # It has suites of its own: its preset has no share, and its op no row of `cuda-linked`.
 STRATA = Plan("strata", "all tokens by 2 of 8 bits, those that weigh by all 8 (ours)")
-DECODED = next(p for p in PLANS if p.name == "quest_softmax")  # bits, once its loop is measured
+DECODED = next(p for p in PLANS if p.name == "quest_softmax")  # `bits`, once its loop is measured
 LENGTHS = (("32K", "b1/32K"), ("128K", "b1/128K"), ("1M", "b1/1024K"), ("8 x 128K", "b8/128K"))
 
 
@@ -195,7 +195,7 @@ def least_share(rows, plan, model, loss):
 
 
 def is_by_budget(name, plan):
-    """tokenselect_10% is tokenselect's, tokenselect_head_10% is not; bits_at_quest_10% is bits's."""
+    """tokenselect_10% is tokenselect's, tokenselect_head_10% is not; bits_at_quest_10% is that of bits."""
     return re.fullmatch(rf"{plan}(_at_quest)?_[\d.]+%", name) is not None
 
 

@@ -83,7 +83,7 @@ def drawn_strips(draw: random.Random, fine: Tensor, read: Tensor, whole: Tensor,
 
 
 class Recording(Rule):
-    """Rule `planes`. Of each layer that reads by it, it keeps one step of each KV head, and the shares of all."""
+    """Rule `strata`. Of each layer that reads by it, it keeps one step of each KV head, and the shares of all."""
 
     def __init__(self, seed: str) -> None:
         super().__init__("strata{}")

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Inputs of the rows `quantise` of cuda_bench: keys of 64K tokens and 32 layers on pages, and the
-// index blocks that bits's index of them fills (two bits, groups of 64).
+// index blocks that the index of `bits` fills (two bits, groups of 64).
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The C ABI's plan planes over an engine's own blocks (include/kvstrata/block_planes.h), as abi.cc
+// The C ABI's plan strata over an engine's own blocks (include/kvstrata/block_planes.h), as abi.cc
 // has the rest. It needs no daemon, so it is the same for both transports.
 #include <algorithm>
 #include <cstddef>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// BlockPlanes: plan planes over an engine's own blocks on a GPU (docs/spec/planes.md). The engine
+// BlockPlanes: plan strata over an engine's own blocks on a GPU (docs/spec/planes.md). The engine
 // keeps its blocks, its scheduler and its graphs; nothing is asked of a daemon.
 //
 //     KVS_ASSIGN_OR_RETURN(auto planes, BlockPlanes::Make(plan, shape, ops));

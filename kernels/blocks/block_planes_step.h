@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// BlockPlanesStep: what of a step over an engine's own blocks the ops of plan planes read on the
+// BlockPlanesStep: what of a step over an engine's own blocks the ops of plan strata read on the
 // GPU, row by row: where blocks and slots lie, how many tokens are sealed, what is full. A part of
 // BlockPlanes; as it.
 #pragma once

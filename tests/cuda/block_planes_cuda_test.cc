@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plan planes over an engine's own blocks on a GPU, launch by launch and in graphs that serve
+// Plan strata over an engine's own blocks on a GPU, launch by launch and in graphs that serve
 // smaller steps: as tests/kernels/block_planes_test.cc, whose engine it is.
 #include <cstdio>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plan planes in CudaSteps: groups that are sealed while sequences grow, with rows that are not.
+// Plan strata in CudaSteps: groups that are sealed while sequences grow, with rows that are not.
 #include "tests/cuda/step_plans.h"
 #include "tests/cuda/step_replays.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ops of plan planes over an engine's own blocks, as a GPU in host memory (block_gpu.h): each
+// The ops of plan strata over an engine's own blocks, as a GPU in host memory (block_gpu.h): each
 // computes what its header says, by refs. Not thread-safe.
 #pragma once
 

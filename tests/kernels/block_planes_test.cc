@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plan planes over an engine's own blocks: what each step attends, gathers and seals, whatever
+// Plan strata over an engine's own blocks: what each step attends, gathers and seals, whatever
 // becomes of blocks and slots. On a table of ops that is a GPU in host memory; tests/cuda has the
 // same on a GPU.
 #include "kernels/blocks/block_planes.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// PlanesEngine: an engine in miniature whose blocks have the form of plan planes, and which decodes
+// PlanesEngine: an engine in miniature whose blocks have the form of plan strata, and which decodes
 // by BlockPlanes. Every step is held to planes_oracle.h: outputs, gathered rows and the bytes of
 // blocks. For tests on a GPU and on a table of ops that is one in host memory.
 #pragma once

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What steps of plan planes over an engine's own blocks have to give, by all rows of a sequence as
+// What steps of plan strata over an engine's own blocks have to give, by all rows of a sequence as
 // the engine made them and ops `ref`. For tests.
 #pragma once
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plan planes through a daemon, both transports and backends: every step against docs/spec/planes.md's reference, while
+"""Plan strata through a daemon, both transports and backends: every step against docs/spec/planes.md's reference, while
 groups fill; forks, taken back tokens, prompts that are held, and what is refused."""
 
 from __future__ import annotations

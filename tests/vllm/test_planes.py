@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plan planes over vLLM's own blocks, as far as no GPU is needed: the form of blocks, which rows go where, what is
+"""Plan strata over vLLM's own blocks, as far as no GPU is needed: the form of blocks, which rows go where, what is
 refused. test_planes_scheduler.py has what rows attend; bench/vllm_gpu has the rest."""
 
 from __future__ import annotations

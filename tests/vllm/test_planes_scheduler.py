@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plan planes under vLLM's own scheduler, without a GPU: prefix hits, pieces of prompts, preemption, steps of many
+"""Plan strata under vLLM's own scheduler, without a GPU: prefix hits, pieces of prompts, preemption, steps of many
 requests. Each row attends its request's tokens and nothing else."""
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ typedef struct kvs_planes_rows {
 
 /* By shape's geometry alone, but that workspace_bytes needs slots, max_rows and max_tokens; strides
  * are not looked at. With all three 0 no GPU is looked for, and workspace_bytes is 0, as without a
- * GPU. UNIMPLEMENTED BLOCK_PLAN: not planes, or options that the ops do not take. */
+ * GPU. UNIMPLEMENTED BLOCK_PLAN: not strata, or options that the ops do not take. */
 KVS_API int kvs_block_planes_form(const char* plan, const kvs_planes_shape* shape,
                                   kvs_planes_form* form);
 /* On the current device. UNAVAILABLE CUDA_LIBRARY, CUDA_NO_DEVICE; INVALID_ARGUMENT BLOCK_SHAPE. */

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Op block_slots on the GPU: what the ops of plan planes read of each row of a step over an
+// Op block_slots on the GPU: what the ops of plan strata read of each row of a step over an
 // engine's own blocks, behind op block_pages. A row is a sequence; of its N tokens S = unit
 // floor((N - 1) / unit) are sealed. The others are in its slot, from row 0 of it on.
 //

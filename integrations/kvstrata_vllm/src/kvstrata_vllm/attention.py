@@ -31,7 +31,7 @@ from .plan_choice import FULL, PLANES_HEAD_DIMS, of_planes, plan_of, refuse
 DTYPES = {torch.float16: "f16", torch.bfloat16: "bf16"}
 HEAD_DIMS = (64, 128, 256)
 GROUP = 8  # query heads of a KV head, at most
-# Those in which a block of a layer is one run of bytes, as it has to be under planes.
+# Those in which a block of a layer is one run of bytes, as it has to be under strata.
 _WHOLE_BLOCKS = (KVCacheLayout.LBHNC, KVCacheLayout.LBNHC, KVCacheLayout.BLHNC, KVCacheLayout.BLNHC)
 
 

@@ -30,7 +30,7 @@ def plan_of(config: Any) -> str:
 
 
 def of_planes(plan: str) -> bool:
-    """Whether vLLM's blocks hold planes under it. kvstrata.Unimplemented: planes with options that are not served
+    """Whether vLLM's blocks hold planes under it. kvstrata.Unimplemented: strata with options that are not served
     there."""
     return _lower_bytes(plan) is not None
 

@@ -63,7 +63,7 @@ def slots_of(common: CommonAttentionMetadata, ends: np.ndarray, new: np.ndarray)
     """int32 [rows]: a row's index in the runner's table of requests; -1: it pads a graph, or vLLM made it up, to warm
     up or to capture. ends, new: each row's tokens, and those of the step. Unsupported: vLLM says no indexes."""
     if common.req_idx is None:
-        raise Unsupported("plan planes needs vLLM's model runner V2, which says whose a row is; take "
+        raise Unsupported("plan strata needs vLLM's model runner V2, which says whose a row is; take "
                           "VLLM_USE_V2_MODEL_RUNNER=0 away, or the plan")
     slots = np.full(common.num_reqs, -1, np.int32)
     count = min(len(common.req_idx), common.num_reqs)
