@@ -96,13 +96,27 @@ Result<std::optional<size_t>> FindName(const PlanAxis& axis, const toml::table& 
                                                     DidYouMean(name, axis.known));
 }
 
+// Which preset has a selector or a codec of this name; "" if none has.
+std::string PresetWith(std::string_view name) {
+  for (const PresetRow& row : PresetRows()) {
+    const bool has_selector = row.selector_name == name;
+    const bool has_codec =
+        row.preset != nullptr && NameOf(row.preset->codecs.front().codec) == name;
+    if (!has_selector && !has_codec) continue;
+    return "; '" + std::string(name) + "' is the " + (has_selector ? "selector" : "codec") +
+           " of preset '" + std::string(row.name) + "'";
+  }
+  return "";
+}
+
 Result<const PresetRow*> FindPreset(std::string_view name) {
   const auto rows = PresetRows();
   const auto found = std::ranges::find(rows, name, &PresetRow::name);
   if (found != rows.end()) return &*found;
   const Names known = PresetNames();
   return InvalidArgument("PLAN_UNKNOWN", "plan '" + Shortened(name) + "' is unknown; known are " +
-                                             Join(known) + DidYouMean(name, known));
+                                             Join(known) + DidYouMean(name, known) +
+                                             PresetWith(name));
 }
 
 // The selector that a plan's text asks for; `preset` is empty for a plan of one's own.

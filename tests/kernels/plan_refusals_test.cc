@@ -46,6 +46,8 @@ INSTANTIATE_TEST_SUITE_P(
             "PLAN_UNKNOWN",
             {"full, window, quest, chess, tokenselect, sentencekv", "bits, strata"}},
         Bad{"bits2", kBadInput, "PLAN_UNKNOWN", {"did you mean 'bits'?"}},
+        Bad{"planes", kBadInput, "PLAN_UNKNOWN", {"'planes' is the codec of preset 'strata'"}},
+        Bad{"minmax", kBadInput, "PLAN_UNKNOWN", {"'minmax' is the selector of preset 'quest'"}},
         Bad{"quest{budgt = 3}",
             kBadInput,
             "PLAN_OPTION_UNKNOWN",
