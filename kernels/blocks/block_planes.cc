@@ -17,7 +17,7 @@ constexpr int64_t kAlignment = 32;  // what runs lie at
 
 Status Unserved(const std::string& what) {
   return Unimplemented("BLOCK_PLAN", what +
-                                         " is not served over an engine's own blocks; planes is, "
+                                         " is not served over an engine's own blocks; strata is, "
                                          "with unit = 64, without share and run, for head_dim 64 "
                                          "and 128 and up to 8 query heads a KV head");
 }

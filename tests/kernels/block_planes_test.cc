@@ -84,9 +84,11 @@ TEST(BlockPlanesErrors, NameFieldAndValue) {
 }
 
 TEST(BlockPlanesErrors, PlansThatAreNotServed) {
+  using ::testing::HasSubstr;
   using ::testing::StartsWith;
   BlockPlanesShape shape = SmallShape();
   EXPECT_THAT(WhyNot(shape, "quest"), StartsWith("BLOCK_PLAN: plan \"quest\""));
+  EXPECT_THAT(WhyNot(shape, "quest"), HasSubstr("; strata is, with"));
   EXPECT_THAT(WhyNot(shape, "strata{share = 0.05}"), StartsWith("BLOCK_PLAN: share = 0.05"));
   EXPECT_THAT(WhyNot(shape, "strata{unit = 128}"), StartsWith("BLOCK_PLAN: unit = 128"));
   shape.geometry.head_dim = 256;

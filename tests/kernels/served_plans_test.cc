@@ -86,6 +86,7 @@ TEST(CudaServes, NamesTheKeyThatItDoesNotServe) {
     EXPECT_EQ(status.reason(), "CUDA_PLAN") << plan;
     EXPECT_THAT(status.message(), HasSubstr(key));
     EXPECT_THAT(status.message(), HasSubstr("tokenselect")) << "what is served";
+    EXPECT_THAT(status.message(), HasSubstr("codec planes (strata)")) << "what is served";
   }
 }
 

@@ -53,7 +53,7 @@ Status PlanUnserved(std::string_view key, std::string_view value, std::string_vi
                        "cascade (chess), vote (tokenselect), bucket (sentencekv) and bits "
                        "over codec raw, block (mosaickv) and full over codec packed, with rest = "
                        "\"drop\", zoom over codec lowrank (sekv) and fine over codec planes "
-                       "(planes); use one of them, or backend simd");
+                       "(strata); use one of them, or backend simd");
 }
 
 Status CudaIndexServes(const Plan& plan) {
